@@ -29,20 +29,13 @@ def test_a_qspec_error_is_one_line_with_exit_status_one(
     assert captured.err == "qspec: bits is 5, but must be 4 or 8\n"
 
 
-@pytest.mark.parametrize("wrong", [[], ["models"], ["modles"], ["models", "quantize"]])
+@pytest.mark.parametrize(
+    "wrong", [[], ["models"], ["modles"], ["models", "quantize"], ["doctor", "extra"]]
+)
 def test_a_wrong_usage_exits_with_two(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(wrong)
     assert stop.value.code == 2
-
-
-def test_a_group_size_that_is_no_number_is_named_with_what_is_allowed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["models", "quantize", "--model", "m", "--bits", "8", "--group-size", "row"])
-    words = "error: argument --group-size: is 'row', but must be 128, 64, 32 or channel\n"
-    assert capsys.readouterr().err.endswith(words)
 
 
 def test_help_and_version_import_nothing_heavy() -> None:

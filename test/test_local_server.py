@@ -28,7 +28,7 @@ def test_a_server_runs_on_its_cpus_until_it_is_stopped(
         wait_for(server.url)
         port = server.url.rpartition(":")[2]
         (process,) = (each for each in psutil.Process().children() if port in each.cmdline())
-        assert server.exit_code is None
+        assert server.exit_code() is None
         assert set(process.cpu_affinity()) == cpus
         assert os.sched_getaffinity(0) == own
         assert os.getpgid(process.pid) != os.getpgid(0)
@@ -43,8 +43,7 @@ def test_the_reason_of_a_failed_start_is_in_the_message(
 ) -> None:
     server = LocalServer(["fails"], environment, tmp_path / "log")
     server.launch()
-    while server.exit_code is None:
-        pass
+    assert server.exit_code(60) is not None
     heading, *lines = server.obituary().splitlines()
     assert heading == "ended with code 1:"
     assert lines[-1] == "the model is missing"
@@ -57,8 +56,7 @@ def test_a_server_that_has_ended_is_not_looked_up_by_its_id(
     """The kernel may have given the id to a process of somebody else."""
     server = LocalServer(["fails"], environment, tmp_path / "log")
     server.launch()
-    while server.exit_code is None:
-        pass
+    assert server.exit_code(60) is not None
     asked: list[int] = []
     monkeypatch.setattr(psutil, "Process", asked.append)
     server.stop()

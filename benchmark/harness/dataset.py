@@ -10,19 +10,19 @@ from typing import TypeVar
 
 from benchmark.harness.output import say
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.models.prompts import Prompt, load
+from sglang_qspec.tools.models.prompts import UserPrompt, load
 
 Item = TypeVar("Item")
 
 
 def by_group(
-    prompts: Sequence[Prompt], groups: Collection[str] | None = None
-) -> dict[str, list[Prompt]]:
+    prompts: Sequence[UserPrompt], groups: Collection[str] | None = None
+) -> dict[str, list[UserPrompt]]:
     """The prompts of each group, in the order of the file; of all groups if `groups` is None.
 
     Raises ConfigError for a group that the file does not have.
     """
-    found: dict[str, list[Prompt]] = {}
+    found: dict[str, list[UserPrompt]] = {}
     for prompt in prompts:
         found.setdefault(prompt.group, []).append(prompt)
     unknown = sorted(set(groups or ()) - found.keys())

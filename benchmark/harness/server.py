@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import psutil
 
-from sglang_qspec.tools.ports import OwnPort, free_port
+from sglang_qspec.tools.local_server import LocalServer
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 """Time limit for the end of a server that is asked to end; a starved one needs seconds."""
@@ -41,21 +34,16 @@ class StartTimeoutError(ServerError):
     """The server was not ready in START_SECONDS."""
 
 
-class Server:
-    """`python -m sglang.launch_server` on a free port of 127.0.0.1, as a context manager.
+class Server(LocalServer):
+    """A server that benchmarks and tests ask, as a context manager.
 
-    `arguments` are the server's flags without host, port and model. `cores` pins the server's
-    processes (a sidecar pins itself) and sets their number of threads. By default they are pinned
-    once the server is ready, because the start takes twice as long on one core. A server with
-    `pinned_from_start` knows its cores, and so whether a sidecar shares them. `environment` is
-    added to that of this process. `launcher` is what Python runs. Requests raise ServerError if the
-    server answers with an error, and OSError if the connection fails or times out.
+    Requests raise ServerError if the server answers with an error, and OSError if the connection
+    fails or times out.
     """
 
     health = "/health_generate"
     """Path that answers once the server can serve a request."""
-    popen: type[subprocess.Popen[bytes]] = subprocess.Popen
-    """Starts the server's first process."""
+    stop_seconds = STOP_SECONDS
 
     def __init__(
         self,
@@ -67,18 +55,24 @@ class Server:
         environment: dict[str, str] | None = None,
         launcher: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        place = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port)]
-        self.command = [sys.executable, *launcher, *place, *arguments]
+        """`arguments` are the server's flags without host, port and model.
+
+        `cores` pins the server's processes (a sidecar pins itself) and sets their number of
+        threads. By default they are pinned once the server is ready, because the start takes twice
+        as long on one core. A server with `pinned_from_start` knows its cores, and so whether a
+        sidecar shares them. `environment` is added to that of this process. `launcher` is what
+        Python runs.
+        """
         self._cores = tuple(cores)
-        self._pinned_from_start = pinned_from_start
-        self._environment = dict(os.environ, **(environment or {}))
-        if cores:
-            self._environment["OMP_NUM_THREADS"] = str(len(cores))
-        self._log = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
-        self._process: subprocess.Popen[bytes] | None = None
-        self._own_port: OwnPort | None = None
+        self._temporary = tempfile.NamedTemporaryFile(prefix="sglang-server-", suffix=".log")  # noqa: SIM115
+        threads = {"OMP_NUM_THREADS": str(len(cores))} if cores else {}
+        super().__init__(
+            ["--model-path", str(model), *arguments],
+            {**os.environ, **(environment or {}), **threads},
+            Path(self._temporary.name),
+            cpus=frozenset(cores) if cores and pinned_from_start else None,
+            launcher=launcher,
+        )
         # A connection that idles while the server is paused would fail in the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.Client(base_url=self.url, limits=limits, trust_env=False)
@@ -95,22 +89,6 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def log(self) -> str:
-        """The server's output so far."""
-        return Path(self._log.name).read_text(errors="replace")
-
-    @property
-    def processes(self) -> list[psutil.Process]:
-        """The server and all processes below it."""
-        if self._process is None:
-            return []
-        try:
-            root = psutil.Process(self._process.pid)
-            return [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
     def start(self) -> None:
         """Start, unless `launch` has, and wait until a request would be served.
 
@@ -121,7 +99,7 @@ class Server:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.exit_code() is not None:
-                raise ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
+                raise ServerError(f"the server {self.obituary()}")
             try:
                 self._check_port()
                 self.get(self.health, timeout=30)
@@ -130,29 +108,13 @@ class Server:
             else:
                 self._pin()
                 return
-        tail = self._tail()
+        obituary = self.obituary()
         self.stop()
-        raise StartTimeoutError(f"the server was not ready after {START_SECONDS:g} s:\n{tail}")
-
-    def launch(self) -> None:
-        """Start without waiting. The calling thread must live as long as the server."""
-        self._process = self.popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            # A process group keeps an interrupt of the benchmark from the server. A session would
-            # too, but the kernel shares processors among sessions first, and the client could
-            # starve beside a scheduler that polls all the time.
-            process_group=0,
-            preexec_fn=partial(_prepare, self._cores if self._pinned_from_start else ()),
-        )
-        self._own_port = OwnPort(self.port, self._process.pid)
+        raise StartTimeoutError(f"the start of the server {obituary}")
 
     def _check_port(self) -> None:
         """Raise ServerError unless the server, and no other process, listens on its port."""
-        if self._own_port is None or not self._own_port.is_held():
+        if not self.listens():
             raise ServerError(f"the server does not listen on port {self.port}")
 
     @property
@@ -186,33 +148,11 @@ class Server:
             with contextlib.suppress(psutil.NoSuchProcess):
                 act(process)
 
-    def exit_code(self, timeout: float = 0.0) -> int | None:
-        """The launcher's exit code, or None while it runs."""
-        if self._process is None:
-            return None
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
     def explain(self, error: Exception) -> Exception:
         """Returns `error`, or an error with the end of the log if the server has ended."""
         if self.exit_code(CRASH_SECONDS) is None:
             return error
-        return ServerError(f"the server ended with code {self.exit_code()}:\n{self._tail()}")
-
-    def stop(self) -> None:
-        """End the server, which may end its processes first, and every process below it."""
-        processes = self.processes
-        if self._process is not None and self._process.poll() is None:
-            # A paused process does not receive the signal.
-            self.resume()
-            self._process.send_signal(signal.SIGTERM)
-            self.exit_code(STOP_SECONDS)
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(processes, timeout=STOP_SECONDS)
+        return ServerError(f"the server {self.obituary()}")
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 600.0) -> Any:
         """The answer to a JSON request, decoded if it is JSON."""
@@ -241,20 +181,6 @@ class Server:
     def _request(self, method: str, path: str, timeout: float, **body: Any) -> httpx.Response:
         with _connection_errors():
             return self._client.request(method, path, timeout=timeout, **body)
-
-    def _tail(self) -> str:
-        return "\n".join(self.log.splitlines()[-40:])
-
-
-def _prepare(cores: Sequence[int]) -> None:
-    """In the new process: end with this one, and take the cores.
-
-    SGLang's other processes then end with their parents, and so does a sidecar that is not paused.
-    """
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy import PASS_ROWS, RowBudget, WidthPolicy, spend
 from sglang_qspec.policy.pass_times import FIRST_GAP
-from sglang_qspec.policy.row_budget import LADDER
+from sglang_qspec.policy.row_budget import ROW_LADDER
 from sglang_qspec.trie import DraftTree, DraftTrees
 from test.policy.chains import chain, linear
 
@@ -83,12 +83,12 @@ def test_the_total_is_a_step_of_the_ladder_or_all_that_the_trees_have() -> None:
     for requests in (1, 3, 17):
         for size in range(1, 40, 3):
             rows = sum(lengths_for(budget, [chain(*[0.9] * size)] * requests, 64))
-            assert rows == min(requests * (1 + size), LADDER[-1])
+            assert rows == min(requests * (1 + size), ROW_LADDER[-1])
     steep = RowBudget(64, times=linear(0.2))
     falling = np.geomspace(1.0, 0.05, 63).tolist()
     for requests in range(1, 30, 4):
         rows = sum(lengths_for(steep, [chain(*falling)] * requests, 64))
-        assert rows in LADDER
+        assert rows in ROW_LADDER
 
 
 def test_a_pass_fills_its_captured_total_with_draft_tokens() -> None:

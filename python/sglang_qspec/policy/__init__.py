@@ -6,7 +6,7 @@ from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.prefill_rows import PrefillRows
 from sglang_qspec.policy.routing import Route
-from sglang_qspec.policy.row_budget import RowBudget, RowChoice, spend
+from sglang_qspec.policy.row_budget import RowBudget, spend
 from sglang_qspec.policy.sidecar_load import SidecarLoad
 from sglang_qspec.policy.sources import Sources
 from sglang_qspec.policy.waiting import DraftDeadline, WaitBudget, with_next_steps
@@ -28,7 +28,6 @@ __all__ = [
     "PrefillRows",
     "Route",
     "RowBudget",
-    "RowChoice",
     "SidecarLoad",
     "Sources",
     "WaitBudget",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_qspec.config import PIPELINES
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pass_times import PassTimes
-from sglang_qspec.policy.pipelines import rates
+from sglang_qspec.policy.pipelines import fastest
 from sglang_qspec.policy.width import LADDER
 
 FIRST = "ahead"
@@ -82,33 +81,18 @@ class PipelineSelector:
         log.rounds += 1
         if log.rounds % PERIOD == 0:
             widths = (widest,) if fixed else (*(w for w in LADDER[1:] if w < widest), widest)
-            step = Curve.through(step_times)
-            _steer(log, self._expected(requests, widths, lookahead, agreement, step))
+            step, times = Curve.through(step_times), self._times.seconds
+            found = fastest(
+                lambda _k: agreement, widths, requests, times, step, lookahead=lookahead
+            )
+            _steer(log, found)
         ahead = log.pipeline == "ahead"
         return PipelinePlan(log.pipeline, widest if ahead else min(log.width, widest))
 
-    def _expected(
-        self, requests: int, widths: Sequence[int], lookahead: int, agreement: float, step: Curve
-    ) -> dict[str, tuple[float, int]]:
-        """Predicted tokens per second of each pipeline at its best width, and that width."""
-        best = dict.fromkeys(PIPELINES, (0.0, 1))
-        for width in widths:
-            k = width - 1
-            found = rates(
-                agreement,
-                k,
-                requests,
-                self._times.seconds,
-                _drafting(step, k),
-                lookahead=max(lookahead, k),
-            )
-            for pipeline in PIPELINES:
-                best[pipeline] = max(best[pipeline], (found[pipeline], width))
-        return best
 
-
-def _steer(log: _Log, expected: dict[str, tuple[float, int]]) -> None:
-    rival = max(expected, key=expected.__getitem__)
+def _steer(log: _Log, expected: Mapping[str, tuple[float, int]]) -> None:
+    """Count a comparison; `expected` has tokens per second and width of each pipeline."""
+    rival = max(expected, key=lambda pipeline: expected[pipeline])
     if expected[rival][0] < MARGIN * expected[log.pipeline][0]:
         log.votes = 0
     else:
@@ -117,8 +101,3 @@ def _steer(log: _Log, expected: dict[str, tuple[float, int]]) -> None:
         if log.votes >= VOTES:
             log.pipeline, log.votes = rival, 0
     log.width = expected[log.pipeline][1]
-
-
-def _drafting(step: Curve, k: int) -> Callable[[int], float]:
-    """D: seconds of `k` draft steps as a function of the number of requests."""
-    return lambda requests: k * step(requests)

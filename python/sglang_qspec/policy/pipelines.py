@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from sglang_qspec.config import PIPELINES
 from sglang_qspec.errors import TheoryError
 from sglang_qspec.policy.acceptance import expected_tokens, hit_share, queue_tokens
 from sglang_qspec.policy.ahead import ahead
@@ -66,21 +68,33 @@ def estimates(
     return found
 
 
-def rates(
-    alpha: float,
-    k: int,
+def fastest(
+    alpha: Callable[[int], float],
+    widths: Iterable[int],
     b: int,
     verify_seconds: VerifySeconds,
-    draft_seconds: DraftSeconds,
+    step_seconds: Callable[[int], float],
     *,
-    lookahead: int | None = None,
-) -> dict[str, float]:
-    """Tokens per second of none, sequential, halves and ahead, for b requests in flight.
+    lookahead: int,
+) -> dict[str, tuple[float, int]]:
+    """Tokens per second of each of PIPELINES at its best width for b requests, and this width.
 
-    It takes a fraction of a millisecond, so a server can call it between passes.
+    `alpha` gives alpha by k, and `step_seconds` the seconds of a draft step by the number of
+    requests. A width takes a fraction of a millisecond, so a server can compare several between
+    passes.
     """
-    found = estimates(alpha, k, b, verify_seconds, draft_seconds, lookahead=lookahead)
-    return {name: estimate.rate for name, estimate in found.items()}
+    best = dict.fromkeys(PIPELINES, (0.0, 1))
+    for width in widths:
+        k = width - 1
+        drafts = partial(_draft_seconds, k, step_seconds)
+        found = estimates(alpha(k), k, b, verify_seconds, drafts, lookahead=max(lookahead, k))
+        for pipeline in PIPELINES:
+            best[pipeline] = max(best[pipeline], (found[pipeline].rate, width))
+    return best
+
+
+def _draft_seconds(k: int, step_seconds: Callable[[int], float], b: int) -> float:
+    return k * step_seconds(b)
 
 
 def _halves(k: int, b: int, verify_seconds: VerifySeconds, draft_seconds: DraftSeconds) -> float:

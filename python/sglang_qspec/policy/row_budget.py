@@ -21,7 +21,7 @@ from sglang_qspec.policy.pass_times import PassTimes
 from sglang_qspec.policy.width import MARGIN, PASS_ROWS, Choice
 from sglang_qspec.trie import DraftTrees
 
-LADDER = (
+ROW_LADDER = (
     *range(1, 17),
     *range(20, 64, 4),
     *range(64, 128, 8),
@@ -64,8 +64,8 @@ class RowBudget:
         self.times = times or PassTimes()
         self.fixed = fixed
         self.totals = totals
-        """Totals in place of LADDER, in rising order, such as those with CUDA graphs; empty for
-        LADDER. The last one is the maximum. A pass fills its total with draft tokens, because it
+        """Totals in place of ROW_LADDER, in rising order, such as those with CUDA graphs; empty for
+        ROW_LADDER. The last one is the maximum. A pass fills its total with draft tokens, as it
         would run padding otherwise."""
         self.limit(max_width)
 
@@ -90,7 +90,7 @@ class RowBudget:
             gains *= factors[:, None]
         order = _ranked(gains)
         tokens = bs + np.concatenate(([0.0], gains[:, 1:].ravel()[order].cumsum()))
-        totals = self.totals or LADDER
+        totals = self.totals or ROW_LADDER
         if self.fixed:
             drafts = min(len(order), max(0, totals[-1] - bs))
             return self._pass(gains, order, drafts, tokens)

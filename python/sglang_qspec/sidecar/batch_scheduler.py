@@ -18,6 +18,8 @@ BESIDE_STEPS = 8
 slower, while the server has step drafts. The next step draft waits for this pass."""
 READ_BESIDE_STEPS = 32
 """Maximum number of prompt tokens in a pass that BESIDE_STEPS limits."""
+READ_ON_CPU, READ_ON_GPU = 256, 2048
+"""Default of the maximum number of prompt tokens in a pass."""
 REACH = 4
 """Number of candidate completions considered for a pass, as a multiple of its slots."""
 

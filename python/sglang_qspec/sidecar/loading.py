@@ -19,6 +19,7 @@ from sglang_qspec.config import SHARED_FRACTION
 from sglang_qspec.cpu.dense_linear import can_pack
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.sidecar import marlin as kernels
+from sglang_qspec.sidecar.batch_scheduler import READ_ON_CPU, READ_ON_GPU
 from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused
 
 
@@ -59,7 +60,7 @@ class DraftModelOptions:
     batch: int = 64
     """Maximum number of rows in a decode pass. CUDA graphs are captured up to this batch size."""
     prefill_tokens: int | None = None
-    """Maximum number of prompt tokens in a pass; None means 256 on a CPU, otherwise 2048."""
+    """Maximum number of prompt tokens in a pass; None means READ_ON_CPU or READ_ON_GPU."""
     attention_backend: str | None = None
     """Name of an attention backend of SGLang; None selects one that can read pages of one token."""
     trust_remote_code: bool = False
@@ -198,7 +199,7 @@ def _on_cpu(options: DraftModelOptions) -> bool:
 
 
 def prefill_tokens(options: DraftModelOptions) -> int:
-    return options.prefill_tokens or (256 if _on_cpu(options) else 2048)
+    return options.prefill_tokens or (READ_ON_CPU if _on_cpu(options) else READ_ON_GPU)
 
 
 def _attention_backend(options: DraftModelOptions) -> str | None:

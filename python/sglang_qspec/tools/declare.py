@@ -27,7 +27,7 @@ def value(
     Its help ends with the default, unless there is none or the help names it. `more` is for
     `add_argument`.
     """
-    if default not in (None, "") and "(default:" not in help:
+    if default not in (None, "", []) and "(default:" not in help:
         help += " (default: %(default)s)"
     if parse is not None:
         more["type"] = parse if parse is Path else values.option(parse)

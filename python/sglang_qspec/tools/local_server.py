@@ -1,4 +1,4 @@
-"""A server of SGLang as a child process on this machine, for the commands that need one."""
+"""A server of SGLang as child processes on this machine, for whatever needs one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -19,8 +18,7 @@ from sglang_qspec.tools.ports import HOST, OwnPort, free_port
 
 START_S = 1800.0
 """Time limit for the start of a server, in seconds; a large model takes minutes."""
-STOP_S = 15.0
-TAIL = 20
+TAIL = 40
 """Number of lines of the log in an error."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -34,6 +32,11 @@ class LocalServer:
     interrupt of the terminal does not reach the server, so whoever launched it decides its end.
     """
 
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    """Starts the server's first process."""
+    stop_seconds = 15.0
+    """Time limit for the end of a server that is asked to end, in seconds."""
+
     def __init__(
         self,
         arguments: Sequence[str],
@@ -41,26 +44,28 @@ class LocalServer:
         log: Path,
         *,
         cpus: frozenset[int] | None = None,
+        launcher: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
         """`arguments` are the server's flags without host and port, `log` gets its output.
 
-        The server runs on `cpus`; None means the CPUs of this process.
+        The server runs on `cpus`; None means the CPUs of this process. `launcher` is what Python
+        runs.
         """
-        self._port = free_port()
-        self.url = f"http://{HOST}:{self._port}"
-        self.log = log
-        self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
-        self._command += ["--host", HOST, "--port", str(self._port)]
+        self.port = free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.command = [sys.executable, *launcher, *arguments]
+        self.command += ["--host", HOST, "--port", str(self.port)]
         self._environment = dict(environment)
+        self._log_file = log
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
         self._own_port: OwnPort | None = None
         self._launched = time.monotonic()
 
     @property
-    def exit_code(self) -> int | None:
-        """The exit code of the server; None before the start and while it runs."""
-        return None if self._process is None else self._process.poll()
+    def log(self) -> str:
+        """The server's output so far."""
+        return self._log_file.read_text(errors="replace")
 
     @property
     def age(self) -> float:
@@ -70,63 +75,85 @@ class LocalServer:
     @property
     def has_failed_to_start(self) -> bool:
         """Whether a server that does not answer yet never will: it has ended, or takes too long."""
-        return self.exit_code is not None or self.age > START_S
+        return self.exit_code() is not None or self.age > START_S
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The server and all processes below it; none before the start and after the end."""
+        if self._process is None or self._process.poll() is not None:
+            return []  # the id of an ended process may be that of another one
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def exit_code(self, timeout: float = 0.0) -> int | None:
+        """The exit code of the server, after a wait of `timeout` seconds at most.
+
+        None before the start and while the server runs.
+        """
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
 
     def launch(self) -> None:
-        """Start the process without waiting until it answers."""
+        """Start the first process without waiting until it answers."""
         own = os.sched_getaffinity(0)
         self._launched = time.monotonic()
         try:
             if self._cpus is not None:
                 os.sched_setaffinity(0, self._cpus)  # the server inherits the CPUs
-            with self.log.open("ab") as log:
-                self._process = self._popen(log)
-            self._own_port = OwnPort(self._port, self._process.pid)
+            with self._log_file.open("ab") as log:
+                self._process = self.popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    # A process group keeps an interrupt from the server. A session would too, but
+                    # the kernel shares processors among sessions first, and a client could starve
+                    # beside a scheduler that polls all the time.
+                    process_group=0,
+                    preexec_fn=end_with_parent,
+                )
+            self._own_port = OwnPort(self.port, self._process.pid)
         finally:
             os.sched_setaffinity(0, own)
-
-    def _popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            process_group=0,
-            preexec_fn=_end_with_parent,
-        )
 
     def listens(self) -> bool:
         """Whether this server, and no other process, accepts connections at `url`.
 
         Clients ask before and after they connect, and send nothing otherwise.
         """
-        return self._own_port is not None and self.exit_code is None and self._own_port.is_held()
+        return self._own_port is not None and self.exit_code() is None and self._own_port.is_held()
 
     def obituary(self) -> str:
-        """The end of an error message: why the start failed, and the end of the log."""
-        ended = self.exit_code
-        what = f"took over {START_S:g} s" if ended is None else f"ended with code {ended}"
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join((f"{what}:", *lines[-TAIL:]))
+        """The end of an error message: why the server does not answer, and the end of the log."""
+        ended = self.exit_code()
+        what = f"took over {self.age:.0f} s" if ended is None else f"ended with code {ended}"
+        return "\n".join((f"{what}:", *self.log.splitlines()[-TAIL:]))
 
     def stop(self) -> None:
-        """End the server and every process below it."""
-        process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return  # the id of an ended process may be that of another one
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            process.kill()
-            for each in below:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-        process.wait()
+        """End the server, which may end its processes first, and every process below it."""
+        processes = self.processes
+        if self._process is None or not processes:
+            return
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()  # a paused process does not receive the signal
+        self._process.send_signal(signal.SIGTERM)
+        self.exit_code(self.stop_seconds)
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self._process.wait()
+        psutil.wait_procs(processes[1:], timeout=self.stop_seconds)
 
 
-def _end_with_parent() -> None:
-    """In the new process: let the kernel kill it when its parent ends."""
+def end_with_parent() -> None:
+    """In a new process: let the kernel kill it when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,15 +9,15 @@ import pytest
 from benchmark.harness import dataset
 from benchmark.harness.dataset import by_group, fitting, mixed, spread
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.models.prompts import Prompt
+from sglang_qspec.tools.models.prompts import UserPrompt
 
 
 def test_groups_keep_the_order_of_the_file_and_unknown_ones_are_refused() -> None:
-    prompts = [Prompt("qa", "1"), Prompt("rag", "2"), Prompt("qa", "3")]
+    prompts = [UserPrompt("qa", "1"), UserPrompt("rag", "2"), UserPrompt("qa", "3")]
     assert list(by_group(prompts)) == ["qa", "rag"]
     assert by_group(prompts, ["rag", "qa"]) == {
-        "qa": [Prompt("qa", "1"), Prompt("qa", "3")],
-        "rag": [Prompt("rag", "2")],
+        "qa": [UserPrompt("qa", "1"), UserPrompt("qa", "3")],
+        "rag": [UserPrompt("rag", "2")],
     }
     with pytest.raises(ConfigError, match="no group 'math'; there are qa, rag"):
         by_group(prompts, ["math"])

@@ -43,6 +43,12 @@ def url(fake: FakeServer) -> Iterator[str]:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An input of PROMPTS."""
+    return write_lines(tmp_path / "in.jsonl", PROMPTS)
+
+
+@pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
@@ -52,9 +58,8 @@ def batch(*arguments: str | Path) -> int:
 
 
 def test_all_lines_are_answered_and_the_summary_says_so(
-    tmp_path: Path, url: str, output: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, path: Path, url: str, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     assert batch(path, "--output", output, "--url", url) == 0
     assert_complete(output, PROMPTS)
     assert not (tmp_path / "out.errors.jsonl").exists()
@@ -98,9 +103,8 @@ def test_more_lines_than_open_files_can_be_in_flight(tmp_path: Path, output: Pat
     assert_complete(output, prompts)
 
 
-def test_in_flight_limits_the_lines_at_the_server(tmp_path: Path, output: Path) -> None:
+def test_in_flight_limits_the_lines_at_the_server(path: Path, output: Path) -> None:
     fake = FakeServer(delay=0.05)
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     with serving(fake) as url:
         assert batch(path, "--output", output, "--url", url, "--in-flight", "5") == 0
     assert fake.most == 5
@@ -129,9 +133,8 @@ def test_failed_lines_are_in_a_file_of_their_own_and_the_status_is_3(
 
 
 def test_resume_asks_only_the_lines_without_a_record(
-    tmp_path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     assert batch(path, "--output", output, "--url", url, "--resume") == 0
     kept = output.read_bytes().splitlines(keepends=True)[:15]
     output.write_bytes(b"".join(kept) + b'{"id": "batch_req')
@@ -144,9 +147,8 @@ def test_resume_asks_only_the_lines_without_a_record(
 
 
 def test_an_output_with_records_is_refused_without_resume(
-    tmp_path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     assert batch(path, "--output", output, "--url", url) == 0
     whole = output.read_bytes()
     assert batch(path, "--output", output, "--url", url) == 1
@@ -206,9 +208,8 @@ def test_a_pipe_is_read_once(tmp_path: Path, url: str, output: Path) -> None:
 
 
 def test_an_input_that_shrinks_meanwhile_is_an_error(
-    tmp_path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     fake.on_info = lambda: path.write_text(path.read_text()[: len(path.read_text()) // 2 + 1])
     assert batch(path, "--output", output, "--url", url, "--skip-invalid") == 1
     assert f"{path} has changed since the batch began" in capsys.readouterr().err
@@ -308,25 +309,14 @@ def test_without_ray_its_package_is_named(
     assert "pip install 'sglang-qspec[ray]'" in capsys.readouterr().err
 
 
-def test_a_number_that_is_not_allowed_is_a_wrong_usage(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        batch("in.jsonl", "--output", "out.jsonl", "--in-flight", "0")
-    assert stop.value.code == 2
-    words = "argument --in-flight: is '0', but must be a whole number from 1 to 4096\n"
-    assert capsys.readouterr().err.endswith(words)
-
-
 def test_a_terminal_gets_a_bar(
-    tmp_path: Path, url: str, output: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, url: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     terminal = Terminal()
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         assert batch(path, "--output", output, "--url", url) == 0
@@ -336,24 +326,22 @@ def test_a_terminal_gets_a_bar(
 
 
 def test_a_log_gets_a_line_at_intervals(
-    tmp_path: Path,
+    path: Path,
     output: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(progress, "LINE_S", 0.1)
     caplog.set_level("INFO")
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     with serving(FakeServer(delay=0.1)) as url:
         assert batch(path, "--output", output, "--url", url, "--in-flight", "4") == 0
     assert re.search(r"\d+ of 40 lines, 0 failed, \d+ tokens, [\d.]+ tokens/s, accept", caplog.text)
 
 
 def test_output_on_a_full_disk_is_one_sentence(
-    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     assert batch(path, "--output", "/dev/full", "--errors", tmp_path / "e", "--url", url) == 1
     assert "qspec: /dev/full cannot be written: No space left" in capsys.readouterr().err

@@ -30,6 +30,12 @@ SLOW = ("--in-flight", "4")
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An input of PROMPTS."""
+    return write_lines(tmp_path / "in.jsonl", PROMPTS)
+
+
+@pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
@@ -68,6 +74,13 @@ def no_process_is_left() -> Iterator[None]:
             process.communicate()
 
 
+def ended(process: subprocess.Popen[str], status: int = 0) -> str:
+    """What the command printed, after its end with this exit status."""
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == status, out
+    return out
+
+
 def whole_lines(output: Path) -> list[bytes]:
     """The whole lines of an output."""
     return output.read_bytes().split(b"\n")[:-1] if output.exists() else []
@@ -86,9 +99,8 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def test_killed_clients_and_servers_lose_and_repeat_no_line(
-    tmp_path: Path, output: Path, fakes: list[FakeProcess]
+    path: Path, output: Path, fakes: list[FakeProcess]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     chance = random.Random(7)
     urls = [word for server in fakes for word in ("--url", server.url)]
     options = [path, "--output", output, "--resume", *SLOW, *urls]
@@ -107,26 +119,22 @@ def test_killed_clients_and_servers_lose_and_repeat_no_line(
                 file.write(b'{"id":"batch_req_9","custom')
     assert len(whole_lines(output)) < len(PROMPTS)
     process = start(*options)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    ended(process)
     assert_complete(output, PROMPTS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_batch_and_says_how_to_continue(
-    tmp_path: Path, output: Path, fakes: list[FakeProcess], number: signal.Signals
+    path: Path, output: Path, fakes: list[FakeProcess], number: signal.Signals
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     process = start(path, "--output", output, "--url", fakes[0].url, *SLOW)
     until(lambda: len(whole_lines(output)) > 50, process)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 128 + number
+    out = ended(process, 128 + number)
     assert "interrupted; the same command with --resume continues\n" in out
     assert "Traceback" not in out
     process = start(path, "--output", output, "--url", fakes[1].url, "--resume")
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    ended(process)
     assert_complete(output, PROMPTS)
 
 
@@ -141,8 +149,7 @@ def test_a_batch_under_nohup_outlives_its_terminal(
         signal.signal(signal.SIGHUP, handler)
     until(lambda: len(whole_lines(output)) > 5, process)
     process.send_signal(signal.SIGHUP)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    ended(process)
     assert_complete(output, PROMPTS[:100])
 
 
@@ -165,8 +172,7 @@ def test_an_own_server_gets_its_flags_and_ends_with_the_batch(
     process = start(*given, environment=fake_sglang)
     until(lambda: bool(servers_below(process)), process)
     (server,) = servers_below(process)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    ended(process)
     assert not server.is_running()
     assert_complete(output, PROMPTS[:20])
     log = (tmp_path / "out.server.log").read_text()
@@ -175,26 +181,23 @@ def test_an_own_server_gets_its_flags_and_ends_with_the_batch(
 
 
 def test_an_own_server_that_dies_is_started_again(
-    tmp_path: Path, output: Path, fake_sglang: dict[str, str]
+    path: Path, output: Path, fake_sglang: dict[str, str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     given = (path, "--output", output, "--model", "target", *SLOW)
     process = start(*given, environment=fake_sglang)
     for count in (100, 100):
         until_more(output, count, process)
         (server,) = servers_below(process)
         server.kill()
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    out = ended(process)
     assert out.count("starting a server") == 3
     assert_complete(output, PROMPTS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_own_server_ends_however_the_batch_ends(
-    tmp_path: Path, output: Path, fake_sglang: dict[str, str], number: signal.Signals
+    path: Path, output: Path, fake_sglang: dict[str, str], number: signal.Signals
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     given = (path, "--output", output, "--model", "target", *SLOW)
     process = start(*given, environment=fake_sglang)
     until(lambda: len(whole_lines(output)) > 20, process)
@@ -206,15 +209,13 @@ def test_an_own_server_ends_however_the_batch_ends(
 
 
 def test_a_signal_during_the_start_ends_the_server(
-    tmp_path: Path, output: Path, fake_sglang: dict[str, str]
+    path: Path, output: Path, fake_sglang: dict[str, str]
 ) -> None:
-    path = write_lines(tmp_path / "in.jsonl", PROMPTS)
     process = start(path, "--output", output, "--model", "target", environment=fake_sglang)
     until(lambda: bool(servers_below(process)), process)
     (server,) = servers_below(process)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 128 + signal.SIGTERM, out
+    ended(process, 128 + signal.SIGTERM)
     assert not server.is_running()
 
 
@@ -223,8 +224,7 @@ def test_an_own_server_that_does_not_start_is_an_error_with_its_log(
 ) -> None:
     path = write_lines(tmp_path / "in.jsonl", PROMPTS[:3])
     process = start(path, "--output", output, "--model", "fails", environment=fake_sglang)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 1
+    out = ended(process, 1)
     assert "qspec: the start of the server ended with code 1:\n" in out
     assert "the model is missing" in out
     assert "Traceback" not in out
@@ -236,8 +236,7 @@ def test_a_line_that_ends_an_own_server_again_and_again_fails(
     prompts = [*PROMPTS[:100], "crash", *PROMPTS[100:200]]
     path = write_lines(tmp_path / "in.jsonl", prompts)
     process = start(path, "--output", output, "--model", "target", environment=fake_sglang)
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 3, out
+    ended(process, 3)
     assert_complete(output, PROMPTS[:200])
     (failed,) = records_of(tmp_path / "out.errors.jsonl")
     assert failed["custom_id"] == "crash"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,18 @@ from sglang_qspec.tools.batch.digests import Digests
 from sglang_qspec.tools.batch.lines import Lines
 from sglang_qspec.tools.batch.source import FileSource
 from test.tools.batch.fakes import write_lines
+
+
+def of(folder: Path, text: str, **options: Any) -> Lines:
+    """The lines of an input with this text."""
+    path = folder / "in.jsonl"
+    path.write_text(text)
+    return Lines(FileSource(str(path)), **options)
+
+
+def of_prompts(folder: Path, *prompts: str, **options: Any) -> Lines:
+    """The lines of an input with these prompts, which are the custom_ids too."""
+    return Lines(FileSource(str(write_lines(folder / "in.jsonl", prompts))), **options)
 
 
 def left(lines: Lines) -> list[tuple[int, str]]:
@@ -35,9 +48,7 @@ def answered(*custom_ids: str) -> Digests:
 
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_blank_lines_count_and_are_left_out(tmp_path: Path, end: str) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "a"}\n\n  \r\n{"prompt": "b"}' + end)
-    lines = Lines(FileSource(str(path)))
+    lines = of(tmp_path, '{"prompt": "a"}\n\n  \r\n{"prompt": "b"}' + end)
     lines.check()
     assert lines.total == 2
     assert left(lines) == [(1, "1"), (4, "4")]
@@ -47,32 +58,29 @@ def test_lines_longer_than_a_chunk_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "CHUNK_BYTES", 7)
-    path = write_lines(tmp_path / "in.jsonl", ["first " * 9, "b", "third " * 5])
-    lines = Lines(FileSource(str(path)))
+    lines = of_prompts(tmp_path, "first " * 9, "b", "third " * 5)
     lines.check()
     assert [name for _, name in left(lines)] == ["first " * 9, "b", "third " * 5]
 
 
 def test_answered_lines_are_left_out(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in.jsonl", ["a", "b", "c"])
-    lines = Lines(FileSource(str(path)), answered=answered("b"))
+    lines = of_prompts(tmp_path, "a", "b", "c", answered=answered("b"))
     lines.check()
     assert lines.total == 3
     assert left(lines) == [(1, "a"), (3, "c")]
 
 
 def test_answers_to_other_lines_are_an_error(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in.jsonl", ["a", "b"])
+    lines = of_prompts(tmp_path, "a", "b", answered=answered("a", "x", "y"))
     with pytest.raises(BatchError, match="the output has 2 answers to lines that .* does not have"):
-        Lines(FileSource(str(path)), answered=answered("a", "x", "y")).check()
+        lines.check()
 
 
 def test_all_bad_lines_are_named_before_anything_starts(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
     records = [{"prompt": "a", "custom_id": "1"}, {}, {"prompt": "b", "custom_id": "1"}]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records) + "{")
+    lines = of(tmp_path, "".join(json.dumps(record) + "\n" for record in records) + "{")
     with pytest.raises(BatchError) as error:
-        Lines(FileSource(str(path))).check()
+        lines.check()
     heading, second, third, fourth = str(error.value).splitlines()
     assert heading.endswith("correct these lines, or give --skip-invalid:")
     assert second.startswith("line 2: must have `prompt`")
@@ -81,38 +89,30 @@ def test_all_bad_lines_are_named_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_lines_with_too_many_brackets_are_bad(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
     kinds = ('{"prompt": "a", "x": %s}', '{"messages": {"x": %s}}')
     deep = [kind % ("[" * n + "]" * n) for kind in kinds for n in range(900, 1100)]
-    path.write_text("\n".join(deep))
-    lines = Lines(FileSource(str(path)), skip_invalid=True)
+    lines = of(tmp_path, "\n".join(deep), skip_invalid=True)
     lines.check()
     assert lines.total is not None
     assert lines.total + lines.invalid == 400
-    path.write_text(deep[199])
     with pytest.raises(BatchError, match="line 1: has too many brackets inside each other"):
-        Lines(FileSource(str(path))).check()
+        of(tmp_path, deep[199]).check()
 
 
 def test_a_line_number_may_not_be_the_custom_id_of_an_earlier_line(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "a", "custom_id": "2"}\n{"prompt": "b"}\n')
+    lines = of(tmp_path, '{"prompt": "a", "custom_id": "2"}\n{"prompt": "b"}\n')
     with pytest.raises(BatchError, match="line 2: custom_id '2' is that of an earlier line too"):
-        Lines(FileSource(str(path))).check()
+        lines.check()
 
 
 def test_an_error_lists_a_bounded_number_of_lines(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("{}\n" * 50)
     with pytest.raises(BatchError, match="and 30 more lines") as error:
-        Lines(FileSource(str(path))).check()
+        of(tmp_path, "{}\n" * 50).check()
     assert len(str(error.value).splitlines()) == 22
 
 
 def test_bad_lines_can_be_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "a"}\n{}\n{"prompt": "b"}\n')
-    lines = Lines(FileSource(str(path)), skip_invalid=True)
+    lines = of(tmp_path, '{"prompt": "a"}\n{}\n{"prompt": "b"}\n', skip_invalid=True)
     lines.check()
     assert (lines.total, lines.invalid) == (2, 1)
     assert left(lines) == [(1, "1"), (3, "3")]
@@ -121,9 +121,7 @@ def test_bad_lines_can_be_left_out(tmp_path: Path) -> None:
 def test_the_number_of_lines_that_were_left_out_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("{}\n" * 50)
-    Lines(FileSource(str(path)), skip_invalid=True).check()
+    of(tmp_path, "{}\n" * 50, skip_invalid=True).check()
     assert len(caplog.messages) == 21
     assert caplog.messages[-1] == "left out: and 30 more lines"
 
@@ -134,9 +132,8 @@ def test_a_line_that_is_too_long_is_bad_and_takes_no_memory(
     for module in (lines_module, source_module):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr(source_module, "CHUNK_BYTES", 1 << 18)
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "' + "a" * (3 << 20) + '"}\n{"prompt": "b"}\n')
-    lines = Lines(FileSource(str(path)), skip_invalid=True)
+    text = '{"prompt": "' + "a" * (3 << 20) + '"}\n{"prompt": "b"}\n'
+    lines = of(tmp_path, text, skip_invalid=True)
     lines.check()
     assert (lines.total, lines.invalid) == (1, 1)
     assert left(lines) == [(2, "2")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ClientError
-from sglang_qspec.tools.batch.depth import depth_of
+from sglang_qspec.tools.batch.depth import MAX_DEPTH, depth_of
 from sglang_qspec.tools.batch.line import parse
 from sglang_qspec.tools.batch.reply import reply_of
 from sglang_qspec.tools.batch.server import ReplyKind
@@ -119,8 +119,20 @@ def test_the_depth_is_running_requests_and_a_queue_to_draft_for(
     assert depth_of(info) == depth
 
 
+@pytest.mark.parametrize("running", [3 * 10**8, 2**70, 4097])
+def test_no_claim_of_a_server_gives_it_more_than_4096_lines(running: int) -> None:
+    assert depth_of({"internal_states": [scheduler(running, None)] * 3}) == MAX_DEPTH == 4096
+
+
 @pytest.mark.parametrize(
-    "info", [7, {}, {"internal_states": 7}, {"internal_states": []}, {"internal_states": [{}]}]
+    "info",
+    [
+        *(7, {}, {"internal_states": 7}, {"internal_states": []}, {"internal_states": [{}]}),
+        *(
+            {"internal_states": [{"effective_max_running_requests_per_dp": claim}]}
+            for claim in (3e8, float("inf"), "48", -5, [48], {"a": 1})
+        ),
+    ],
 )
 def test_another_server_is_an_error(info: Any) -> None:
     with pytest.raises(ClientError, match="is not that of an SGLang server"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
 import pytest
@@ -142,6 +142,20 @@ def test_a_server_that_stays_busy_fails_a_line_in_the_end() -> None:
     assert ran([server], ["a"]).failed == {"a": "HTTP 503"}
 
 
+def refusing(
+    server: ScriptedServer, refuses: Callable[[], bool], error: ClientError | None = None
+) -> None:
+    """Let `open` raise `error`, by default that the server is lost, where `refuses` says so."""
+    original = server.open
+
+    async def open_() -> None:
+        if refuses():
+            raise error or ServerLostError(f"no server answers at {server.name}")
+        await original()
+
+    server.open = open_  # type: ignore[method-assign]
+
+
 def lost_after(counts: set[int]) -> ScriptedServer:
     """A server whose connections break when it has got these numbers of lines."""
     server = ScriptedServer(depth=5, seconds=0.0005)
@@ -165,39 +179,17 @@ def test_the_lines_of_a_lost_server_are_asked_again_when_it_is_back() -> None:
 def test_the_lines_of_a_lost_server_go_to_the_others() -> None:
     lost = lost_after({10})
     other = ScriptedServer("other", seconds=0.0005)
-
-    async def run() -> Kept:
-        kept = Kept()
-        original = lost.open
-
-        async def open_once() -> None:
-            if lost.opened:
-                lost.refuses_to_open = 1
-            await original()
-
-        lost.open = open_once  # type: ignore[method-assign]
-        await asyncio.wait_for(Runner([lost, other], kept).run(aiter(Input(PROMPTS))), 60)
-        return kept
-
-    kept = asyncio.run(run())
-    kept.assert_once(PROMPTS)
-    assert not kept.failed
+    refusing(lost, lambda: lost.opened > 0)
+    assert not ran([lost, other], PROMPTS).failed
     assert lost.opened == 1
 
 
 def test_a_strange_answer_of_a_lost_server_does_not_end_the_batch_of_the_others() -> None:
     """A proxy may answer with a page of its own while a server restarts."""
     lost, other = lost_after({10}), ScriptedServer("other", seconds=0.0005)
-    original, strange = lost.open, 2
-
-    async def open_() -> None:
-        nonlocal strange
-        if lost.opened and strange:
-            strange -= 1
-            raise ClientError("its /server_info is not that of an SGLang server")
-        await original()
-
-    lost.open = open_  # type: ignore[method-assign]
+    answers = iter((False, True, True, False))
+    strange = ClientError("its /server_info is not that of an SGLang server")
+    refusing(lost, lambda: next(answers), strange)
     ran([lost, other], PROMPTS)
     assert lost.opened == 2
 
@@ -271,19 +263,9 @@ def test_a_batch_ends_some_time_after_the_last_server_was_lost(
 ) -> None:
     monkeypatch.setattr(runner, "GIVE_UP_S", 0.02)
     server = lost_after({10})
-
-    async def run() -> None:
-        original = server.open
-
-        async def open_once() -> None:
-            server.refuses_to_open = server.opened
-            await original()
-
-        server.open = open_once  # type: ignore[method-assign]
-        await asyncio.wait_for(Runner([server], Kept()).run(aiter(Input(PROMPTS))), 60)
-
+    refusing(server, lambda: server.opened > 0)
     with pytest.raises(ClientError, match="no server has answered for 0.02 s"):
-        asyncio.run(run())
+        ran([server], PROMPTS)
     assert server.closed
 
 
@@ -291,20 +273,9 @@ def test_times_without_a_server_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -
     hours = iter(range(100))
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 3600 * next(hours)))
     server = lost_after({20, 60})
-
-    async def run() -> Kept:
-        kept = Kept()
-        original, answers = server.open, iter((True, False, True, False, True))
-
-        async def open_the_second_time() -> None:
-            server.refuses_to_open = not next(answers)
-            await original()
-
-        server.open = open_the_second_time  # type: ignore[method-assign]
-        await asyncio.wait_for(Runner([server], kept).run(aiter(Input(PROMPTS[:200]))), 60)
-        return kept
-
-    asyncio.run(run()).assert_once(PROMPTS[:200])
+    answers = iter((False, True, False, True, False))
+    refusing(server, lambda: next(answers))
+    ran([server], PROMPTS[:200])
     assert server.opened == 3
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.__main__ import main
-from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.batch import runner
-from sglang_qspec.tools.batch.depth import MAX_DEPTH, depth_of
 from sglang_qspec.tools.complete import peers
 from test.strange_server import Answer, Strange, response, strange, strange_responses
 from test.tools.batch.fakes import records_of, write_lines
@@ -101,16 +99,3 @@ def test_a_strange_server_info_is_an_error_of_one_line(
     assert said.startswith("qspec: ")
     assert said.count("\n") == 1
     assert len(said) < 500
-
-
-@pytest.mark.parametrize("running", [3 * 10**8, 2**70, 4097])
-def test_no_claim_of_a_server_gives_it_more_than_4096_lines(running: int) -> None:
-    state = {"effective_max_running_requests_per_dp": running}
-    assert depth_of({"internal_states": [state] * 3}) == MAX_DEPTH == 4096
-
-
-@pytest.mark.parametrize("value", [3e8, float("inf"), "48", -5, [48], {"a": 1}])
-def test_a_claim_that_is_no_number_of_requests_is_an_error(value: Any) -> None:
-    state = {"effective_max_running_requests_per_dp": value}
-    with pytest.raises(ClientError, match="is not that of an SGLang server"):
-        depth_of({"internal_states": [state]})

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 
+from sglang_qspec.policy.curve import Curve
 from sglang_qspec.tools.compare.comparison import short_names
-from sglang_qspec.tools.compare.report import Candidate, TargetTimes, recommendation, text_of
-from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.compare.report import DraftFigures, recommendation, text_of
+from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
 from sglang_qspec.tools.theory.forecast import Forecast
 
-TIMES = TargetTimes(
-    {1: 0.02, 4: 0.03}, PassSeconds({(b, w): 0.04 for b in (1, 4) for w in (1, 2, 8)})
+TIMES = PairTimes(
+    Curve.through([(1, 0.02), (4, 0.03)]),
+    PassSeconds({(b, w): 0.04 for b in (1, 4) for w in (1, 2, 8)}),
+    Curve.through([(1, 0.005), (4, 0.006)]),
 )
 
 
-def candidate(name: str, *speedups: float) -> Candidate:
+def candidate(name: str, *speedups: float) -> DraftFigures:
     forecasts = [
         Forecast(b, "ahead", 4, 50.0 * each, 50.0) for b, each in zip((1, 4), speedups, strict=True)
     ]
-    return Candidate(
+    return DraftFigures(
         name=name,
         path=f"/models/{name}",
+        times=TIMES,
         greedy=[[True, True, False, True]],
         sampled=[[False, True, False, True]],
-        step_seconds={1: 0.005, 4: 0.006},
         weight_bytes=3 << 20,
         memory_bytes=5 << 20,
         dtype="bfloat16",
@@ -55,7 +58,7 @@ def test_that_none_pays_is_said_with_the_best_figure() -> None:
 
 
 def test_the_tables_have_the_figures_of_each_candidate() -> None:
-    text = text_of([candidate("small", 2.0, 1.5), candidate("large", 1.2, 1.1)], TIMES, "heading")
+    text = text_of([candidate("small", 2.0, 1.5), candidate("large", 1.2, 1.1)], "heading")
     lines = text.splitlines()
     assert lines[0] == "heading"
     row = next(line for line in lines if line.startswith("small") and "%" in line)
@@ -68,7 +71,7 @@ def test_the_tables_have_the_figures_of_each_candidate() -> None:
 
 
 def test_the_record_is_json_with_every_figure() -> None:
-    found = json.loads(json.dumps(candidate("small", 2.0, 1.5).record(7)))
+    found = json.loads(json.dumps(candidate("small", 2.0, 1.5).record()))
     assert found["draft"] == "/models/small"
     assert (found["greedy_agreement"], found["sampled_agreement"]) == (0.75, 0.5)
     assert (found["greedy_accepted_run"], found["run_of"]) == (1.0, 7)

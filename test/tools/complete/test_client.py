@@ -35,11 +35,14 @@ def test_a_server_without_qspec_is_an_error_of_one_sentence(
     ("url", "words"),
     [("http://127.0.0.1:1", "no server answers at"), ("nonsense", "the address is 'nonsense'")],
 )
+@pytest.mark.parametrize("command", [["complete", "Hi"], ["show"], ["top"]])
 def test_a_missing_server_is_an_error_of_one_sentence(
-    capsys: pytest.CaptureFixture[str], url: str, words: str
+    capsys: pytest.CaptureFixture[str], command: list[str], url: str, words: str
 ) -> None:
-    assert main(["complete", "--url", url, "Hi"]) == 1
-    assert re.fullmatch(rf"qspec: .*{words}.*\n", capsys.readouterr().err)
+    assert main([*command, "--url", url]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(rf"qspec: .*{words}.*\n", captured.err)
 
 
 @pytest.mark.parametrize(

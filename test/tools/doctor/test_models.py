@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, Status, examine
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.models.files import INDEX
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
@@ -74,15 +77,27 @@ def test_an_unreachable_hub_is_reported_at_once(monkeypatch: pytest.MonkeyPatch)
     assert "HF_HUB_OFFLINE=1" in finding.advice
 
 
-def test_a_config_that_is_no_json_is_named(copy: Path) -> None:
-    (copy / "config.json").write_text('{"model_type": "llama",')
-    assert "config.json cannot be read" in of(copy).found
-    (copy / "config.json").write_text("[]")
-    assert of(copy).status is Status.FAILURE
-    (copy / "config.json").unlink()
-    assert "must be the folder of a local checkpoint with a config.json" in of(copy).found
-    (copy / "config.json").mkdir()  # cannot be read, whoever reads it
-    assert of(copy).status is Status.FAILURE
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda copy: (copy / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda copy: (copy / "config.json").unlink(), "must be the folder of a local checkpoint"),
+        (lambda copy: remove_and_make_a_folder(copy / "config.json"), "IsADirectoryError"),
+        (lambda copy: (copy / WEIGHTS).write_text("x"), f"{WEIGHTS} cannot be read"),
+        (lambda copy: (copy / WEIGHTS).unlink(), "has no .safetensors files"),
+        (lambda copy: (copy / INDEX).write_text("[]"), "has the weight_map None"),
+    ],
+)
+def test_damage_is_named(copy: Path, damage: Callable[[Path], object], words: str) -> None:
+    """test/tools/models/test_intact.py and test_files.py have the kinds of damage."""
+    damage(copy)
+    assert words in of(copy).found
+
+
+def remove_and_make_a_folder(path: Path) -> None:
+    """Replace a file by what cannot be read, whoever reads it."""
+    path.unlink()
+    path.mkdir()
 
 
 def test_a_model_family_that_nothing_knows_is_a_failure(copy: Path) -> None:
@@ -103,26 +118,6 @@ def test_a_refused_family_is_named_as_target_and_as_draft(copy: Path) -> None:
     finding = examine("draft model", lambda: checks.draft(case))
     assert "--draft-model is" in finding.found
     assert case.draft is None
-
-
-def test_cut_weights_are_named(copy: Path) -> None:
-    weights = copy / "model.safetensors"
-    with weights.open("r+b") as file:
-        file.truncate(weights.stat().st_size // 2)
-    assert "model.safetensors cannot be read" in of(copy).found
-    weights.write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert "model.safetensors cannot be read" in of(copy).found
-    weights.unlink()
-    assert "has no .safetensors files" in of(copy).found
-
-
-def test_a_part_that_only_the_index_names_is_missing(copy: Path) -> None:
-    parts = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (copy / INDEX).write_text(json.dumps({"weight_map": parts}))
-    words = "names 'model-00002-of-00002.safetensors', but there is no such file"
-    assert words in of(copy).found
-    (copy / INDEX).write_text("[]")
-    assert of(copy).status is Status.FAILURE
 
 
 def pair(target: Path, draft: Path) -> tuple[Case, Finding]:

@@ -16,7 +16,6 @@ import torch
 from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file
 
-from sglang_qspec.__main__ import main
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.tools.models import convert
 from test.tools.models.gguf_files import BPE, write_gguf
@@ -203,17 +202,6 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
         convert(file, tmp_path / "made")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "made").exists()
-
-
-def test_the_command_prints_the_line_and_ends_with_status_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty.gguf").touch()
-    status = main(
-        ["models", "convert", str(tmp_path / "empty.gguf"), "--output", str(tmp_path / "made")]
-    )
-    assert status == 1
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def damaged_model(

@@ -54,6 +54,11 @@ def change_index(model: Path, change: Callable[[dict[str, object]], object]) -> 
     (model / INDEX).write_text(json.dumps(content))
 
 
+def remove_weights(model: Path) -> None:
+    for path in (model / INDEX, *model.glob("*.safetensors")):
+        path.unlink()
+
+
 def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
@@ -63,6 +68,11 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut shard": (lambda model: cut(shard_of(model, UP), 3000), "cannot be read"),
     "cut header": (lambda model: cut(shard_of(model, UP), 20), "cannot be read"),
     "empty shard": (lambda model: cut(shard_of(model, UP), 0), "cannot be read"),
+    "pointer": (
+        lambda model: shard_of(model, UP).write_text("version https://git-lfs.github.com/spec/v1"),
+        "cannot be read",
+    ),
+    "no shards": (lambda model: remove_weights(model), "has no .safetensors files"),
     "no weight": (
         lambda model: change_weights(model, lambda weights: weights.pop(UP)),
         f"has {UP!r}, but it has not",
@@ -72,6 +82,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         f"has {UP} of the shape \\[3, 4\\], but its configuration needs \\[64, 32\\]",
     ),
     "cut index": (lambda model: cut(model / INDEX, 50), "cannot be read"),
+    "list as index": (lambda model: (model / INDEX).write_text("[]"), "weight_map None, but must"),
     "no map": (lambda model: change_index(model, dict.clear), "weight_map None, but must have"),
     "path": (
         lambda model: change_index(model, lambda index: index.update(weight_map={UP: "../x"})),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.models.prompts import Prompt, load
+from sglang_qspec.tools.models.prompts import UserPrompt, load
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -26,15 +26,15 @@ def test_spec_bench_gives_the_first_turn_and_one_group_for_mt_bench(tmp_path: Pa
         {"question_id": 321, "category": "qa", "turns": ["Who?"]},
     )
     assert load(file) == [
-        Prompt("mt_bench", "Write."),
-        Prompt("mt_bench", "Code."),
-        Prompt("qa", "Who?"),
+        UserPrompt("mt_bench", "Write."),
+        UserPrompt("mt_bench", "Code."),
+        UserPrompt("qa", "Who?"),
     ]
 
 
 def test_a_prompt_without_a_group_is_in_the_group_all(tmp_path: Path) -> None:
     file = write(tmp_path, {"prompt": "One"}, "", {"prompt": "Two", "group": "math"})
-    assert load(file) == [Prompt("all", "One"), Prompt("math", "Two")]
+    assert load(file) == [UserPrompt("all", "One"), UserPrompt("math", "Two")]
 
 
 @pytest.mark.parametrize(

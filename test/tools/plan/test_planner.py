@@ -69,23 +69,23 @@ def test_a_fast_draft_model_serves_many_targets_and_a_slow_one_few() -> None:
 
 def test_the_price_follows_from_gpus_and_throughput() -> None:
     plan = planner(flat()).plan(8, NONE, 4)
-    assert plan.rate == pytest.approx(8 * plan.outcome.rate)
+    assert plan.rate == pytest.approx(8 * plan.figures.rate)
     assert plan.cost(3.6) == pytest.approx(8 * 3.6 / 3600 * 1e6 / plan.rate)
 
 
 def test_a_part_of_a_batch_stands_for_the_whole_batch() -> None:
     part = planner(flat(), "batch:100000").plan(8, NONE, 4)
-    assert part.outcome.requests < 1000
+    assert part.figures.requests < 1000
     longest = 100000 / 8 / 4 * 60 * 0.04  # requests of a slot, one after another
     assert part.latency("p99") == pytest.approx(longest, rel=0.1)
 
 
 def test_a_batch_that_is_smaller_than_the_plan_has_only_its_own_tokens() -> None:
     one, few = (planner(flat(), f"batch:{count}").plan(64, NONE, 4) for count in (1, 80))
-    assert one.rate == pytest.approx(one.outcome.rate)
+    assert one.rate == pytest.approx(one.figures.rate)
     # Two requests on the fullest of 64 targets, at once.
-    assert few.outcome.requests == 2
-    assert few.rate == pytest.approx(80 / 2 * few.outcome.rate)
+    assert few.figures.requests == 2
+    assert few.rate == pytest.approx(80 / 2 * few.figures.rate)
     (router,) = lines_of(one, parse("batch:1", 10, 60), 10.0)
     assert router.startswith("Router: 0 requests/s and 25 streamed chunks/s")
 
@@ -94,7 +94,7 @@ def test_the_end_of_a_simulated_batch_does_not_lower_the_rate_of_a_long_one() ->
     # A pass takes 0.04 s, and nothing else takes time.
     long = planner(flat(), "batch:1000000").plan(8, NONE, 64)
     assert long.rate == pytest.approx(8 * 64 / 0.04, rel=0.02)
-    assert long.outcome.rate < 0.9 * long.rate / 8
+    assert long.figures.rate < 0.9 * long.rate / 8
     assert planner(flat(), "poisson:1:9").plan(8, NONE, 64).load == pytest.approx(
         60 / long.rate, rel=0.02
     )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.sidecar.loading import DraftModelOptions, prefill_tokens
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
-from sglang_qspec.tools.plan.sidecar import MOST_READ_CPU, MOST_READ_GPU, Server, Sidecar
+from sglang_qspec.tools.plan.sidecar import Sidecar, TargetLink
 from sglang_qspec.tools.plan.trace import Arrival
 from test.tools.plan.examples import flat
 
@@ -41,7 +39,7 @@ class Driven:
         self.sidecar = Sidecar(self.clock, tables, delay, outages)
         self.server = self.connect()
 
-    def connect(self) -> Server:
+    def connect(self) -> TargetLink:
         return self.sidecar.connect(Signal())
 
     def commit(self, at: float, row: Request, done: int, lookahead: int = 4) -> None:
@@ -96,14 +94,6 @@ def test_a_step_reads_a_long_prompt_in_parts() -> None:
     # A step reads 256 tokens, and the next one the other 44 and drafts the first token.
     first = 2 * STEP + 3.0
     assert driven.seen(row, [first - 0.1, first + 0.1]) == [(0, 0), (0, 1)]
-
-
-@pytest.mark.parametrize(("device", "most"), [("cpu", MOST_READ_CPU), ("cuda", MOST_READ_GPU)])
-def test_a_step_reads_as_much_as_a_pass_of_a_sidecar(
-    device: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert prefill_tokens(DraftModelOptions("model", device=device)) == most
 
 
 def test_beside_served_requests_a_step_reads_little_for_waiting_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sglang_qspec.config import MODES
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.requests import Request, agreed_tokens
-from sglang_qspec.tools.plan.simulation import Group, Outcome, quantile, simulate
+from sglang_qspec.tools.plan.simulation import Group, GroupFigures, quantile, simulate
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Arrival, parse
 from test.tools.plan.examples import batch, flat
@@ -21,7 +21,7 @@ EVERY = (NONE, *MODES)
 
 def run(
     tables: Tables, pipeline: str, slots: int, arrivals: list[Arrival], **more: object
-) -> Outcome:
+) -> GroupFigures:
     return simulate(Group(pipeline, slots, **more), tables, arrivals)  # type: ignore[arg-type]
 
 

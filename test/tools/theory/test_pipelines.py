@@ -10,7 +10,7 @@ import pytest
 
 from sglang_qspec.errors import TheoryError
 from sglang_qspec.policy.acceptance import expected_tokens
-from sglang_qspec.policy.pipelines import Estimate, estimates, rates
+from sglang_qspec.policy.pipelines import Estimate, estimates
 from test.tools.theory import simulation
 
 V, D = 0.040, 0.014
@@ -24,6 +24,10 @@ def verify(b: int, width: int) -> float:
 
 def draft(b: int) -> float:
     return D * (0.8 + 0.2 * b)
+
+
+def rates(*given: Any) -> dict[str, float]:
+    return {name: estimate.rate for name, estimate in estimates(*given).items()}
 
 
 def flat(

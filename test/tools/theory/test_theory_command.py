@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -66,25 +65,6 @@ def test_a_plot_is_a_png(results: Path, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_without_matplotlib_names_the_extra(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["theory", "--fit", str(results), "--plot", "x.png"]) == 1
-    error = capsys.readouterr().err
-    assert error == (
-        "qspec: --plot is x.png, but matplotlib is missing: pip install 'sglang-qspec[bench]'\n"
-    )
-
-
-def test_a_plot_that_cannot_be_written_is_an_error_of_one_line(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    assert main(["theory", "--fit", str(results), "--plot", str(tmp_path / "no" / "x.png")]) == 1
-    assert "but it cannot be written" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -109,26 +89,3 @@ def test_options_that_do_not_fit_together_are_an_error_of_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"qspec: {message}")
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "allowed"),
-    [
-        ("--alpha", "1.5", "a number from 0 to 1"),
-        ("--alpha", "nan", "a number from 0 to 1"),
-        ("--again", "often", "a number from 0 to 1"),
-        ("--k", "0", "a whole number of at least 1"),
-        ("--in-flight", "2.5", "a whole number of at least 1"),
-        ("--verify-ms", "1:30,45", "milliseconds above 0, or requests:milliseconds"),
-        ("--verify-ms", "0:30", "milliseconds above 0, or requests:milliseconds"),
-        ("--draft-ms", "0", "milliseconds above 0, or requests:milliseconds"),
-        ("--plain-ms", "inf", "milliseconds above 0, or requests:milliseconds"),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_option_and_what_is_allowed(
-    option: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["theory", *GIVEN, option, value])
-    assert stop.value.code == 2
-    assert f"argument {option}: is '{value}', but must be {allowed}" in capsys.readouterr().err

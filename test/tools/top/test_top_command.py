@@ -57,23 +57,6 @@ def test_frames_follow_one_another_until_the_server_is_gone(
     assert captured.err == f"qspec: {url} refused the request (HTTP 503): without a message\n"
 
 
-def test_a_missing_server_is_an_error_of_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--url", "http://127.0.0.1:1"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.fullmatch(r"qspec: no server answers at http://127.0.0.1:1: .*\n", captured.err)
-
-
-@pytest.mark.parametrize("seconds", ["0", "x", "nan"])
-def test_an_interval_that_is_not_allowed_is_named(
-    capsys: pytest.CaptureFixture[str], seconds: str
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["top", "--interval", seconds])
-    words = f"argument --interval: is '{seconds}', but must be a number from 0.1 to 3600\n"
-    assert capsys.readouterr().err.endswith(words)
-
-
 def test_the_view_refreshes_on_a_terminal_and_ctrl_c_ends_it() -> None:
     with recorded_server([FIRST, SECOND] * 500) as url:
         ours, theirs = pty.openpty()

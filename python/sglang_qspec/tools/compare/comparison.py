@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,13 +17,13 @@ from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.tools.compare.placement import default_device, place_models
-from sglang_qspec.tools.compare.report import Candidate, TargetTimes
-from sglang_qspec.tools.compare.target_server import TargetServer
+from sglang_qspec.tools.compare.report import DraftFigures
+from sglang_qspec.tools.compare.target_server import target_server
 from sglang_qspec.tools.compare.widths import WIDTHS
 from sglang_qspec.tools.measure.loaded_model import MOST_PASSES, ROWS
 from sglang_qspec.tools.measure.model_process import Answer, ModelOptions, open_model
-from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS
-from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS, PassTimer
+from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
 from sglang_qspec.tools.models.prompts import chat_ids
 from sglang_qspec.tools.theory.forecast import forecast
 
@@ -64,15 +65,18 @@ class Comparison:
         )
         return chat_ids(tokenizer, texts)
 
-    def measure(self, prompts: Sequence[list[int]]) -> tuple[list[Candidate], TargetTimes]:
-        """The figures of each draft model, and the target's pass times."""
-        answers, times = self._measure_target(prompts)
-        return [self._measure_draft(path, answers, times) for path in self._drafts], times
+    def measure(self, prompts: Sequence[list[int]]) -> list[DraftFigures]:
+        """The figures of each draft model."""
+        answers, plain, passes = self._measure_target(prompts)
+        return [self._measure_draft(path, answers, plain, passes) for path in self._drafts]
 
-    def _measure_target(self, prompts: Sequence[list[int]]) -> tuple[list[Answer], TargetTimes]:
+    def _measure_target(
+        self, prompts: Sequence[list[int]]
+    ) -> tuple[list[Answer], Curve, PassSeconds]:
         """Answers, greedy ones first, and pass times, from one or two servers.
 
-        Without a draft model the target has the CPUs of both.
+        The times are those of plain passes on the CPUs of both models, and of passes beside a draft
+        model.
         """
         widths = WIDTHS[self._device]
         divided = self.placement.target_cpus != self.placement.cpus
@@ -80,8 +84,7 @@ class Comparison:
         first = [cell for cell in cells if cell[1] == 1 or not divided]
         steps = 2 + REPEATS * (len(first) + len(cells) * divided)
         with tqdm(total=steps, desc="starting the target") as progress:
-            with self._server(prompts, self.placement.cpus) as server:
-                server.start(progress.refresh)
+            with self._server(prompts, self.placement.cpus, progress) as server:
                 progress.set_description("writing answers")
                 answers: list[Answer] = []
                 for temperature in (None, self._options.temperature):
@@ -89,31 +92,35 @@ class Comparison:
                     progress.update()
                 progress.set_description("timing passes")
                 verify = server.pass_seconds(prompts, first, progress.update)
-                plain = {b: verify[b, 1] for b in self._in_flight}
+                plain = Curve.through((b, verify[b, 1]) for b in self._in_flight)
             if divided:
                 progress.set_description("starting the target on its CPUs")
-                with self._server(prompts, self.placement.target_cpus) as server:
-                    server.start(progress.refresh)
+                with self._server(prompts, self.placement.target_cpus, progress) as server:
                     progress.set_description("timing passes")
                     verify = server.pass_seconds(prompts, cells, progress.update)
             progress.set_description("target")
-        return answers, TargetTimes(plain, PassSeconds(verify))
+        return answers, plain, PassSeconds(verify)
 
-    def _server(self, prompts: Sequence[list[int]], cpus: frozenset[int]) -> TargetServer:
+    def _server(
+        self, prompts: Sequence[list[int]], cpus: frozenset[int], progress: tqdm
+    ) -> AbstractContextManager[PassTimer]:
         flags = ["--dtype", self._options.dtype]
         if self._options.trust_remote_code:
             flags.append("--trust-remote-code")
-        return TargetServer(
+        return target_server(
             self._options.target,
             device=self._device,
             cpus=cpus,
             slots=max(len(prompts), *self._in_flight),
             widest=max(WIDTHS[self._device]),
             context=max(map(len, prompts)) + max(self._options.tokens, PASSES) + MAX_DRAFT_TOKENS,
+            tick=progress.refresh,
             flags=flags,
         )
 
-    def _measure_draft(self, path: str, answers: Sequence[Answer], times: TargetTimes) -> Candidate:
+    def _measure_draft(
+        self, path: str, answers: Sequence[Answer], plain: Curve, passes: PassSeconds
+    ) -> DraftFigures:
         name, options = self._names[path], self._model_options(path, answers)
         agreed: list[list[bool]] = []
         with (
@@ -138,31 +145,19 @@ class Comparison:
         half = len(answers) // 2
         greedy, sampled = agreed[:half], agreed[half:]
         step = Curve.through(step_seconds.items())
-        forecasts = [
-            [
-                forecast(
-                    each,
-                    b,
-                    times.plain[b],
-                    times.beside,
-                    step,
-                    overlaps=self.placement.overlaps,
-                )
-                for b in self._in_flight
-            ]
-            for each in (greedy, sampled)
-        ]
-        return Candidate(
+        times = PairTimes(plain, passes, step, overlaps=self.placement.overlaps)
+        return DraftFigures(
             name,
             path,
+            times,
             greedy,
             sampled,
-            step_seconds,
             weight_bytes(path),
             memory_bytes,
             facts["dtype"],
             facts["quantization"],
-            *forecasts,
+            [forecast(times, greedy, b) for b in self._in_flight],
+            [forecast(times, sampled, b) for b in self._in_flight],
         )
 
     def _model_options(self, path: str, answers: Sequence[Answer]) -> ModelOptions:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.tools.measure.agreement import share, tokens_per_pass
-from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.measure.tables import PairTimes
 from sglang_qspec.tools.table import aligned
 from sglang_qspec.tools.theory.forecast import PAYS, Forecast
 
@@ -15,29 +15,18 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class TargetTimes:
-    """Seconds of the target's passes."""
-
-    plain: Mapping[int, float]
-    """Of a decode pass without a draft model, by the number of requests."""
-    beside: PassSeconds
-    """Of passes beside a draft model."""
-
-
-@dataclass(frozen=True)
-class Candidate:
+class DraftFigures:
     """The figures of one draft model."""
 
     name: str
     """A short name for tables."""
     path: str
     """As the user gave it."""
+    times: PairTimes
     greedy: list[list[bool]]
     """Agreement with the greedy answers by answer and position."""
     sampled: list[list[bool]]
     """The same for the sampled answers."""
-    step_seconds: dict[int, float]
-    """Seconds of a draft step by the number of requests."""
     weight_bytes: int | None
     """Size of the weight files; None for a model on a hub."""
     memory_bytes: int
@@ -48,8 +37,14 @@ class Candidate:
     sampled_forecasts: list[Forecast]
     """For sampled requests."""
 
-    def record(self, k: int) -> dict[str, Any]:
-        """The figures as JSON; accept lengths are those of passes over `k` draft tokens."""
+    @property
+    def in_flight(self) -> list[int]:
+        """Numbers of requests in flight."""
+        return [each.in_flight for each in self.forecasts]
+
+    def record(self) -> dict[str, Any]:
+        """The figures as JSON; accept lengths are those of the widest pass."""
+        k = self.times.passes.widest - 1
         return {
             "draft": self.path,
             "greedy_agreement": share(self.greedy),
@@ -57,7 +52,7 @@ class Candidate:
             "greedy_accepted_run": tokens_per_pass(self.greedy, k) - 1,
             "sampled_accepted_run": tokens_per_pass(self.sampled, k) - 1,
             "run_of": k,
-            "step_ms": {str(b): 1e3 * each for b, each in self.step_seconds.items()},
+            "step_ms": {str(b): 1e3 * self.times.step(b) for b in self.in_flight},
             "weight_bytes": self.weight_bytes,
             "memory_bytes": self.memory_bytes,
             "dtype": self.dtype,
@@ -67,15 +62,15 @@ class Candidate:
         }
 
 
-def text_of(candidates: Sequence[Candidate], times: TargetTimes, heading: str) -> str:
+def text_of(candidates: Sequence[DraftFigures], heading: str) -> str:
     """The comparison as text."""
-    parts = [heading, _passes(times), _figures(candidates, times), _forecasts(candidates)]
+    parts = [heading, _passes(candidates[0]), _figures(candidates), _forecasts(candidates)]
     return "\n\n".join([*parts, recommendation(candidates)])
 
 
-def recommendation(candidates: Sequence[Candidate]) -> str:
+def recommendation(candidates: Sequence[DraftFigures]) -> str:
     """One sentence: the draft model to take for greedy requests, or that none pays."""
-    count = len(candidates[0].forecasts)
+    count = len(candidates[0].in_flight)
     best = [max(candidates, key=lambda each: each.forecasts[i].speedup) for i in range(count)]
     found = [candidate.forecasts[i] for i, candidate in enumerate(best)]
     if all(each.speedup < PAYS for each in found):
@@ -93,29 +88,31 @@ def recommendation(candidates: Sequence[Candidate]) -> str:
     return f"Recommendation: take {', and '.join(parts)}."
 
 
-def _passes(times: TargetTimes) -> str:
-    widths = sorted({width for _, width in times.beside.measured})
+def _passes(candidate: DraftFigures) -> str:
+    """The target's passes, which are those of any candidate."""
+    times = candidate.times
+    widths = sorted({width for _, width in times.passes.measured})
     head = ("target's passes, ms", "no draft model", *(f"width {width}" for width in widths))
     rows = [
         (
             f"{requests} in flight",
-            _ms(seconds),
-            *(_ms(times.beside.measured[requests, width]) for width in widths),
+            _ms(times.plain(requests)),
+            *(_ms(times.passes.measured[requests, width]) for width in widths),
         )
-        for requests, seconds in times.plain.items()
+        for requests in candidate.in_flight
     ]
     return aligned([head, *rows])
 
 
-def _figures(candidates: Sequence[Candidate], times: TargetTimes) -> str:
-    k = times.beside.widest - 1
+def _figures(candidates: Sequence[DraftFigures]) -> str:
+    k = candidates[0].times.passes.widest - 1
     head = (
         "draft model",
         "agrees, greedy",
         "sampled",
         f"accepted of {k}",
         "sampled",
-        *(f"step ms, {requests}" for requests in times.plain),
+        *(f"step ms, {requests}" for requests in candidates[0].in_flight),
         "weights MiB",
         "memory MiB",
     )
@@ -126,7 +123,7 @@ def _figures(candidates: Sequence[Candidate], times: TargetTimes) -> str:
             f"{100 * share(each.sampled):.1f} %",
             f"{tokens_per_pass(each.greedy, k) - 1:.2f}",
             f"{tokens_per_pass(each.sampled, k) - 1:.2f}",
-            *(_ms(each.step_seconds[requests]) for requests in times.plain),
+            *(_ms(each.times.step(requests)) for requests in each.in_flight),
             "" if each.weight_bytes is None else f"{each.weight_bytes / MIB:.0f}",
             f"{each.memory_bytes / MIB:.0f}",
         )
@@ -135,7 +132,7 @@ def _figures(candidates: Sequence[Candidate], times: TargetTimes) -> str:
     return aligned([head, *rows])
 
 
-def _forecasts(candidates: Sequence[Candidate]) -> str:
+def _forecasts(candidates: Sequence[DraftFigures]) -> str:
     head = ("predicted", "in flight", "none tok/s", "greedy tok/s", "x none", "best as")
     rows = [
         (

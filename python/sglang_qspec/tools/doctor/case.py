@@ -72,11 +72,6 @@ class Case:
             return ""
         return sidecar_cpus(self.settings) or left_cpus(self.settings)
 
-    @property
-    def divides(self) -> bool:
-        """Whether the server divides the CPUs between target and sidecar."""
-        return bool(self.sidecar_cpus)
-
     def server_arguments(self) -> dict[str, Any]:
         """The fields of SGLang's ServerArgs that the recommended command sets."""
         given: dict[str, Any] = {"model_path": self.model, "speculative_algorithm": "QSPEC"}

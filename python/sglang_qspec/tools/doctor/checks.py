@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sglang_qspec.tools.doctor import cores, devices, models, software, start, system
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, examine
-from sglang_qspec.tools.doctor.measure.check import measure
+from sglang_qspec.tools.doctor.measure import measure
 
 
 class Check(NamedTuple):

@@ -2,9 +2,8 @@
 
 - `pass_timer` times the passes of a running server, and `server_tables` makes the file of tables of
   `qspec measure` from them.
-- `loaded_model` times passes of a model in a process of its own, and reads answers with it; for
-  `qspec doctor --measure` and the draft models of `qspec models compare`.
+- `loaded_model` times passes of a model in a process of its own, and reads answers with it; for the
+  draft models of `qspec models compare`, and with `pair` for `qspec doctor --measure`.
 - `agreement` judges what was read.
-
-`tools.theory` and `tools.plan` predict from these figures.
+- `tables` has the figures from which `tools.theory` and `tools.plan` predict.
 """

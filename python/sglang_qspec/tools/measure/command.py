@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.complete.peers import reading
-from sglang_qspec.values import option
 
 MOST_REQUESTS = 4096
 
@@ -22,29 +23,24 @@ the measurement and are restored. docs/plan.md describes the file."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
-    add("--prompts", type=Path, metavar="FILE", help="file of prompts, as for models compare")
-    add("--output", type=Path, required=True, metavar="FILE", help="file of the tables to write")
+    add = partial(declare.value, parser)
+    declare.server(parser)
+    add("--prompts", "file of prompts, as for models compare", Path, "FILE")
+    add("--output", "file of the tables to write", Path, "FILE", required=True)
     add(
         "--requests",
-        type=option(values.whole(1, MOST_REQUESTS)),
-        nargs="+",
+        "numbers of requests to measure, at most --max-running-requests (default: 1 2 4 8)",
+        values.whole(1, MOST_REQUESTS),
+        "N",
         default=[1, 2, 4, 8],
-        metavar="N",
-        help="numbers of requests to measure, at most --max-running-requests (default: 1 2 4 8)",
+        nargs="+",
     )
-    add(
-        "--tokens",
-        type=option(values.positive),
-        default=64,
-        metavar="N",
-        help="maximum length of an answer (default: %(default)s)",
-    )
-    add("--target-gpus", type=option(values.positive), default=1, help="(default: %(default)s)")
-    add("--sidecar-gpus", type=option(values.positive), default=1, help="(default: %(default)s)")
-    add("--draft", default="unnamed", help="name of the draft model in the file")
-    add("--machine", default="", help="name of the machine in the file (default: its host name)")
+    add("--tokens", "maximum length of an answer", values.positive, "N", default=64)
+    add("--target-gpus", "GPUs of the target", values.positive, "N", default=1)
+    add("--sidecar-gpus", "GPUs of the sidecar", values.positive, "N", default=1)
+    add("--draft", "name of the draft model in the file", metavar="NAME", default="unnamed")
+    machine = "name of the machine in the file (default: its host name)"
+    add("--machine", machine, metavar="NAME", default="")
     parser.set_defaults(run=run)
 
 

@@ -1,11 +1,16 @@
-"""Times and agreement of a target and a draft model, as a JSON file (schema: docs/plan.md)."""
+"""Times and agreement of a target and a draft model: what is measured, and predictions read.
+
+`PairTimes` are for the formulas of `tools.theory`. `Tables` are for the simulation of `tools.plan`,
+as a JSON file (schema: docs/plan.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -58,6 +63,36 @@ class PassSeconds:
             points = ((each, curve(requests)) for each, curve in self._by_width.items())
             self._at[requests] = Curve.through(points)
         return self._at[requests](width)
+
+
+class Slowdown(NamedTuple):
+    """Time while target and draft model run at once, over the time while the other one is idle."""
+
+    verify: float = 1.0
+    """Of the target's passes."""
+    draft: float = 1.0
+    """Of draft steps."""
+
+
+APART = Slowdown()
+"""The models do not slow each other down."""
+
+
+@dataclass(frozen=True)
+class PairTimes:
+    """Times of a target and a draft model, by which `theory.forecast` predicts the throughput."""
+
+    plain: Curve
+    """Seconds of a decode pass without a draft model, on all CPUs of both, by the number of
+    requests."""
+    passes: PassSeconds
+    """Seconds of passes beside a draft model."""
+    step: Curve
+    """Seconds of a draft step by the number of requests."""
+    overlaps: bool = True
+    """Whether the draft model can draft while the target verifies; otherwise they take turns."""
+    slowdown: Slowdown = APART
+    """What both cost each other while they run at once."""
 
 
 class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

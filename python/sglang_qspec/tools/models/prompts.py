@@ -19,7 +19,7 @@ MT_BENCH_CATEGORIES = frozenset(
 
 
 @dataclass(frozen=True)
-class Prompt:
+class UserPrompt:
     """A user's message, before the chat template."""
 
     group: str
@@ -37,19 +37,19 @@ class DatasetLine(msgspec.Struct):
     prompt: Text | None = None
     group: Text = "all"
 
-    def read(self) -> Prompt:
+    def read(self) -> UserPrompt:
         """The prompt of the line, for Spec-Bench the first turn. Raises ValueError."""
         if self.turns is not None:
             if self.category is None:
                 raise ValueError("a line with `turns` (Spec-Bench) must have a `category`")
             is_mt_bench = self.category in MT_BENCH_CATEGORIES
-            return Prompt(MT_BENCH if is_mt_bench else self.category, self.turns[0])
+            return UserPrompt(MT_BENCH if is_mt_bench else self.category, self.turns[0])
         if self.prompt is None:
             raise ValueError("a line must have `turns` (Spec-Bench) or `prompt`")
-        return Prompt(self.group, self.prompt)
+        return UserPrompt(self.group, self.prompt)
 
 
-def load(path: Path) -> list[Prompt]:
+def load(path: Path) -> list[UserPrompt]:
     """The prompts of a JSONL file, in its order; empty lines are skipped. Raises ConfigError."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_qspec import values
 from sglang_qspec.config import MODES
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.plan import trace as traces
-from sglang_qspec.values import option
 
 if TYPE_CHECKING:
     from sglang_qspec.tools.measure.tables import Tables
@@ -28,82 +29,59 @@ describes the model and what it leaves out."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    gpus = option(values.whole(1, MOST_GPUS))
-    add("--gpus", type=gpus, required=True, metavar="N", help="GPUs at hand")
+    add = partial(declare.value, parser)
+    add("--gpus", "GPUs at hand", values.whole(1, MOST_GPUS), "N", required=True)
     add(
         "--tables",
-        required=True,
+        "tables of qspec measure, or CARD:TARGET:DRAFT such as H100:70B:1B, which are computed "
+        "from data sheets and need --alpha",
         metavar="FILE",
-        help="tables of qspec measure, or CARD:TARGET:DRAFT such as H100:70B:1B, which are "
-        "computed from data sheets and need --alpha",
+        required=True,
     )
-    add(
-        "--alpha",
-        type=option(values.number(0.0, 1.0)),
-        metavar="A",
-        help="agreement of target and draft model, with computed tables only",
-    )
+    agreement = "agreement of target and draft model, with computed tables only"
+    add("--alpha", agreement, values.number(0.0, 1.0), "A")
     add(
         "--trace",
-        default="batch:1000",
+        f"arrivals: {traces.ALLOWED} with seconds, prompt_tokens and output_tokens in each line",
         metavar="TRACE",
-        help=f"arrivals: {traces.ALLOWED} with seconds, prompt_tokens and output_tokens in each "
-        "line (default: %(default)s)",
+        default="batch:1000",
     )
-    prompts = option(values.whole(1, traces.MOST_PROMPT))
-    add("--prompt-tokens", type=prompts, default=512, metavar="N", help="(default: %(default)s)")
-    outputs = option(values.whole(1, traces.MOST_OUTPUT))
-    add("--output-tokens", type=outputs, default=256, metavar="N", help="(default: %(default)s)")
+    prompts, outputs = values.whole(1, traces.MOST_PROMPT), values.whole(1, traces.MOST_OUTPUT)
+    add("--prompt-tokens", "prompt tokens of a request", prompts, "N", default=512)
+    add("--output-tokens", "mean output tokens of a request", outputs, "N", default=256)
     add(
         "--slo",
-        type=option(_slo),
-        metavar="NAME=SECONDS",
-        help="limit of the latency: mean, p50, p95 or p99, or ttft, the 95th percentile of the "
-        "time to the first token; for example p95=8",
+        "limit of the latency: mean, p50, p95 or p99, or ttft, the 95th percentile of the time to "
+        "the first token; for example p95=8",
+        _slo,
+        "NAME=SECONDS",
     )
     add(
         "--slots",
-        type=option(values.positive),
+        "running requests of a target to try (default: 8, 32 and 128, as far as the tables go, or "
+        "their largest number of requests)",
+        values.positive,
+        "N",
         nargs="+",
-        metavar="N",
-        help="running requests of a target to try (default: 8, 32 and 128, as far as the tables "
-        "go, or their largest number of requests)",
     )
-    add(
-        "--pipelines",
-        nargs="+",
-        choices=MODES,
-        default=["auto", "queue"],
-        help="pipelines to try (default: auto queue)",
-    )
-    price = option(values.number(0.0, 1e6))
-    add("--gpu-hour-price", type=price, default=2.0, metavar="P", help="(default: %(default)s)")
-    add(
-        "--link-ms",
-        type=option(values.number(0.0, 10000.0)),
-        default=0.1,
-        metavar="MS",
-        help="time of a message between target and sidecar (default: %(default)s)",
-    )
-    add(
-        "--link-gbit",
-        type=option(values.number(0.001, 1e5)),
-        default=10.0,
-        metavar="G",
-        help="bandwidth of a sidecar's link (default: %(default)s)",
-    )
+    pipelines = "pipelines to try (default: auto queue)"
+    add("--pipelines", pipelines, default=["auto", "queue"], nargs="+", choices=MODES)
+    price = "price of a GPU for an hour, in any currency"
+    add("--gpu-hour-price", price, values.number(0.0, 1e6), "P", default=2.0)
+    delay, bandwidth = values.number(0.0, 10000.0), values.number(0.001, 1e5)
+    add("--link-ms", "time of a message between target and sidecar", delay, "MS", default=0.1)
+    add("--link-gbit", "bandwidth of a sidecar's link", bandwidth, "G", default=10.0)
     add(
         "--outage",
-        type=option(_outage),
-        action="append",
+        "seconds between which each sidecar is down; may be given several times",
+        _outage,
+        "BEGIN:END",
         default=[],
-        metavar="BEGIN:END",
-        help="seconds between which each sidecar is down; may be given several times",
+        action="append",
     )
-    add("--seed", type=option(values.whole(0, 1 << 31)), default=1, help="(default: 1)")
-    add("--sweep", type=Path, metavar="PICTURE", help="SVG or PNG of throughput against latency")
-    add("--json", action="store_true", help="print one line of JSON instead of text")
+    add("--seed", "seed of the random numbers", values.whole(0, 1 << 31), "N", default=1)
+    add("--sweep", "SVG or PNG of throughput against latency", Path, "PICTURE")
+    declare.switch(parser, "--json", "print one line of JSON instead of text")
     parser.set_defaults(run=run)
 
 

@@ -12,7 +12,7 @@ from sglang_qspec.policy.totals import Totals
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
 from sglang_qspec.tools.plan.requests import Request
-from sglang_qspec.tools.plan.sidecar import Server
+from sglang_qspec.tools.plan.sidecar import TargetLink
 from sglang_qspec.trie import DraftTrees, Source
 
 RIGHT, WRONG = 1, 2
@@ -30,7 +30,7 @@ class SimulatedDrafts:
         self,
         clock: Clock,
         tables: Tables,
-        sidecar: Server,
+        sidecar: TargetLink,
         rng: np.random.Generator,
         *,
         reports: bool = True,

@@ -44,7 +44,7 @@ def chunk_bytes() -> int:
 
 def lines_of(plan: Plan, trace: Trace, gbit: float) -> list[str]:
     """What limits more targets, a sentence each. `gbit` is the bandwidth of a sidecar's link."""
-    found, group, prompt = plan.outcome, plan.group, trace.mean_prompt
+    found, group, prompt = plan.figures, plan.group, trace.mean_prompt
     requests = plan.rate * found.requests / found.tokens
     pieces = requests * found.passes * found.batch / found.requests
     to_clients = (pieces * chunk_bytes() + requests * prompt * PROMPT_BYTES) / 1e6

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.measure.tables import Tables
-from sglang_qspec.tools.plan.simulation import Group, Outcome, quantile, simulate
+from sglang_qspec.tools.plan.simulation import Group, GroupFigures, quantile, simulate
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Trace
 
@@ -56,7 +56,7 @@ class Plan:
     gpus: int
     """GPUs in use."""
     group: Group
-    outcome: Outcome
+    figures: GroupFigures
     """Figures of the simulated group."""
     scale: float
     """Factor from the times of the simulated part of a batch to those of the whole batch; otherwise
@@ -81,10 +81,10 @@ class Plan:
         if self.is_overloaded:
             return math.inf
         if name == "mean":
-            return self.scale * self.outcome.latency
+            return self.scale * self.figures.latency
         if name == "ttft":
-            return self.scale * quantile(self.outcome.first_tokens, 0.95)
-        return self.scale * quantile(self.outcome.latencies, int(name[1:]) / 100)
+            return self.scale * quantile(self.figures.first_tokens, 0.95)
+        return self.scale * quantile(self.figures.latencies, int(name[1:]) / 100)
 
     def cost(self, gpu_hour_price: float) -> float:
         """Price of a million output tokens."""
@@ -185,7 +185,7 @@ class Planner:
                 if gpus < fan_in * each.target + each.sidecar:
                     break
                 found.append(self.plan(gpus, shape.pipeline, shape.slots, fan_in))
-                if found[-1].outcome.sidecar_busy > SATURATED:
+                if found[-1].figures.sidecar_busy > SATURATED:
                     break
         return found
 

@@ -78,7 +78,7 @@ class Report:
             f"{plan.rate:.0f}",
             f"{plan.cost(self.price):.3f}",
             *(f"{plan.latency(each):.2f}" for each in SHOWN),
-            f"{plan.outcome.tokens_per_pass:.2f}",
+            f"{plan.figures.tokens_per_pass:.2f}",
         )
 
     def _comparison(self) -> str:
@@ -124,8 +124,8 @@ class Report:
             "tokens_per_s": plan.rate,
             "price_per_million_tokens": plan.cost(self.price),
             "seconds": seconds,
-            "tokens_per_pass": plan.outcome.tokens_per_pass,
-            "sidecar_busy": plan.outcome.sidecar_busy,
+            "tokens_per_pass": plan.figures.tokens_per_pass,
+            "sidecar_busy": plan.figures.sidecar_busy,
             "load": plan.load,
             "meets_slo": plan.meets(self.slo),
         }

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.sidecar.batch_scheduler import BESIDE_STEPS, READ_BESIDE_STEPS
+from sglang_qspec.sidecar.batch_scheduler import (
+    BESIDE_STEPS,
+    READ_BESIDE_STEPS,
+    READ_ON_CPU,
+    READ_ON_GPU,
+)
 from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
 
-MOST_READ_CPU, MOST_READ_GPU = 256, 2048
-"""Tokens that a step reads at most (`sidecar.loading.prefill_tokens`)."""
-
 
 @dataclass
-class Server:
+class TargetLink:
     """The requests of one target at the sidecar; for that target, a `decide.DraftingSidecar`."""
 
     sidecar: Sidecar
@@ -127,7 +129,7 @@ class Sidecar:
         self._tables = tables
         self._delay = delay
         self._outages = sorted(outages)
-        self._servers: list[Server] = []
+        self._links: list[TargetLink] = []
         self._work = Signal()
         self.busy = False
         """Whether a step runs."""
@@ -145,11 +147,11 @@ class Sidecar:
         now = self._clock.now
         return not any(begin <= now < end for begin, end in self._outages)
 
-    def connect(self, arrived: Signal) -> Server:
+    def connect(self, arrived: Signal) -> TargetLink:
         """Serve another target. Draft tokens of its served requests fire `arrived`."""
-        server = Server(self, arrived)
-        self._servers.append(server)
-        return server
+        link = TargetLink(self, arrived)
+        self._links.append(link)
+        return link
 
     def send(self, act: Callable[[], None]) -> None:
         """Let a message from either end arrive, which runs `act`."""
@@ -163,8 +165,8 @@ class Sidecar:
         """Draft, one step after another."""
         for begin, end in [*self._outages, (float("inf"), 0.0)]:
             while self._clock.now < begin:
-                servers = self._chosen()
-                rows, tokens = self._next_step(servers)
+                links = self._chosen()
+                rows, tokens = self._next_step(links)
                 if not rows and not tokens:
                     left = begin - self._clock.now
                     yield Wait(self._work, left)
@@ -176,82 +178,84 @@ class Sidecar:
                 yield seconds
                 self.busy = False
                 self.busy_seconds += seconds
-                for server in servers:
-                    server.used += seconds / len(servers)
+                for link in links:
+                    link.used += seconds / len(links)
                 if self._clock.now < begin:
                     self._finish(rows, begins)
             yield max(0.0, end - self._clock.now)
             self._restart()
 
-    def _chosen(self) -> list[Server]:
-        """The servers of the next step (`sidecar.turns`): on a CPU the one with the least time."""
-        ready = [server for server in self._servers if server.growing] or [
-            server for server in self._servers if server.waiting
+    def _chosen(self) -> list[TargetLink]:
+        """The links of the next step: on a CPU the one with the least time, as in `FairQueue`."""
+        ready = [link for link in self._links if link.growing] or [
+            link for link in self._links if link.waiting
         ]
         if self._tables.on_gpu or not ready:
             return ready
-        return [min(ready, key=lambda server: server.used)]
+        return [min(ready, key=lambda link: link.used)]
 
-    def _next_step(self, servers: Sequence[Server]) -> tuple[list[tuple[Server, Request]], int]:
+    def _next_step(
+        self, links: Sequence[TargetLink]
+    ) -> tuple[list[tuple[TargetLink, Request]], int]:
         """The drafts that the next step extends, and the number of tokens that it reads.
 
         A step extends `draft_slots` drafts at most. A draft with more unread tokens than the step
         may read is not extended yet.
         """
         on_gpu = self._tables.on_gpu
-        few = not on_gpu and any(server.beside_steps for server in servers)
+        few = not on_gpu and any(link.beside_steps for link in links)
         prompts = BESIDE_STEPS if few else PROMPTS_AHEAD
-        most = READ_BESIDE_STEPS if few else MOST_READ_GPU if on_gpu else MOST_READ_CPU
+        most = READ_BESIDE_STEPS if few else READ_ON_GPU if on_gpu else READ_ON_CPU
         extended, left = [], most
-        for server, row in _in_turn(servers, prompts):
+        for link, row in _in_turn(links, prompts):
             if row.unread > 1:
                 read = min(row.unread - 1, left)
                 row.unread -= read
                 left -= read
             if row.unread <= 1:
-                extended.append((server, row))
+                extended.append((link, row))
             if len(extended) == QSpecConfig.draft_slots:
                 break
         return extended, most - left
 
-    def _finish(self, rows: Sequence[tuple[Server, Request]], begins: Sequence[int]) -> None:
+    def _finish(self, rows: Sequence[tuple[TargetLink, Request]], begins: Sequence[int]) -> None:
         """Add a token to each draft that no commit has replaced, and send the tokens."""
-        sent: list[tuple[Server, Request, int, int]] = []
-        for (server, row), begin in zip(rows, begins, strict=True):
+        sent: list[tuple[TargetLink, Request, int, int]] = []
+        for (link, row), begin in zip(rows, begins, strict=True):
             row.unread = 1  # the new token
             if row.begin != begin or row.finished is not None:
                 continue
             row.end += 1
-            sent.append((server, row, row.begin, row.end))
-            if row.end >= server.growing.get(row, row.size):
-                server.growing.pop(row, None)
+            sent.append((link, row, row.begin, row.end))
+            if row.end >= link.growing.get(row, row.size):
+                link.growing.pop(row, None)
             if row.end >= min(row.size, row.begin + QSpecConfig.max_completion_tokens):
-                server.waiting.pop(row, None)
+                link.waiting.pop(row, None)
         self.drafted += len(sent)
         self.send(lambda: _deliver(sent))
 
     def _restart(self) -> None:
         """Begin anew after an outage, with the requests that the targets submit again."""
         self.sessions += 1
-        for server in self._servers:
-            for row in (*server.waiting, *server.served):
+        for link in self._links:
+            for row in (*link.waiting, *link.served):
                 row.unread = row.arrival.prompt + row.known
                 row.begin = row.end = row.known
-            for row, lookahead in server.served.items():
+            for row, lookahead in link.served.items():
                 if lookahead:
-                    server.go_on(row)
+                    link.go_on(row)
 
 
-def _in_turn(servers: Sequence[Server], prompts: int) -> Iterator[tuple[Server, Request]]:
-    """The next draft of each server in turn, at most `prompts` waiting ones of a server."""
-    rows = [[(server, row) for row in server.next_rows(prompts)] for server in servers]
+def _in_turn(links: Sequence[TargetLink], prompts: int) -> Iterator[tuple[TargetLink, Request]]:
+    """The next draft of each link in turn, at most `prompts` waiting ones of a link."""
+    rows = [[(link, row) for row in link.next_rows(prompts)] for link in links]
     return (each for turn in zip_longest(*rows) for each in turn if each is not None)
 
 
-def _deliver(sent: Sequence[tuple[Server, Request, int, int]]) -> None:
+def _deliver(sent: Sequence[tuple[TargetLink, Request, int, int]]) -> None:
     """Let draft tokens arrive at their targets, which wait for those of served requests alone."""
     for _, row, begin, end in sent:
         # The text may match a later place of the draft already.
         row.seen_begin, row.seen_end = max(row.seen_begin, begin), end
-    for server in {id(server): server for server, row, *_ in sent if row in server.served}.values():
-        server.arrived.fire()
+    for link in {id(link): link for link, row, *_ in sent if row in link.served}.values():
+        link.arrived.fire()

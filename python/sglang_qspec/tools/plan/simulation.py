@@ -39,7 +39,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GroupFigures:
     """Figures of a simulated group. Times are in seconds."""
 
     requests: int
@@ -94,7 +94,7 @@ def simulate(
     arrivals: Sequence[Arrival],
     *,
     before: Sequence[Arrival] = (),
-) -> Outcome:
+) -> GroupFigures:
     """Serve the arrivals; the targets of the group get them in turn.
 
     The targets have served the arrivals `before` earlier, so their policies have learnt from these.
@@ -140,7 +140,7 @@ def simulate(
         began = clock.now
         requests = send(arrivals, 1)
         clock.run()
-    return _outcome(requests, targets, sidecar, began)
+    return _figures(requests, targets, sidecar, began)
 
 
 @contextlib.contextmanager
@@ -155,9 +155,9 @@ def _without_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _outcome(
+def _figures(
     requests: Sequence[Request], targets: Sequence[Target], sidecar: Sidecar, began: float
-) -> Outcome:
+) -> GroupFigures:
     ends = [request.finished for request in requests if request.finished is not None]
     assert len(ends) == len(requests)
     seconds = max(LEAST_S, max(ends) - began)
@@ -168,7 +168,7 @@ def _outcome(
     passes = sum(target.counts.passes for target in targets)
     pass_requests = sum(target.counts.pass_requests for target in targets)
     steady = [target.counts.steady_seconds or seconds for target in targets]
-    return Outcome(
+    return GroupFigures(
         requests=len(requests),
         tokens=tokens,
         seconds=seconds,

@@ -16,7 +16,7 @@ def write(lines: Mapping[str, Sequence[Plan]], path: Path, title: str) -> None:
     """
     with picture.axes("--sweep", path, (6.4, 4.4), path.suffix[1:]) as axes:
         for name, plans in lines.items():
-            points = [(plan.outcome.service, plan.rate) for plan in plans]
+            points = [(plan.figures.service, plan.rate) for plan in plans]
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
             for plan, point in zip(plans, points, strict=True):
                 offset = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 7}

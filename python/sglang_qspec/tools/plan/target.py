@@ -100,11 +100,11 @@ class Target:
         )
         times = PassTimes(GPU_COST if tables.on_gpu else PassCost())
         self._arrived, self._came = Signal(), Signal()
-        self._server = sidecar.connect(self._came)
+        self._link = sidecar.connect(self._came)
         self._drafts = SimulatedDrafts(
             clock,
             tables,
-            self._server,
+            self._link,
             rng,
             reports=enabled,
             matches_again=pipeline == "queue",
@@ -122,7 +122,7 @@ class Target:
     def arrive(self, request: Request) -> None:
         """Queue a request."""
         self._queue.append(request)
-        self._server.submit(request)
+        self._link.submit(request)
         self._arrived.fire()
 
     def serve(self) -> Process:
@@ -157,7 +157,7 @@ class Target:
         rids = [request.rid for request in self._running]
         plan = self._rounds.begin(len(rids), splits=self._splits)
         if Source.STEP in self._drafts.sources.paused:
-            self._server.lookahead = 0
+            self._link.lookahead = 0
         parts = [rids]
         if plan.pipeline == "halves":
             parts = [[rids[row] for row in half] for half in self._halves.split(rids)]
@@ -167,7 +167,7 @@ class Target:
 
     def _splits(self) -> bool:
         """Whether a round can be served in halves."""
-        return not self._tables.on_gpu and len(self._running) > 1 and self._server.ready
+        return not self._tables.on_gpu and len(self._running) > 1 and self._link.ready
 
     def _pass(self, rids: Sequence[str], plan: PipelinePlan) -> Process:
         self._accounting.begin()

@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
     """Output tokens."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class LogLine(msgspec.Struct, frozen=True):
     """A line of a recorded log."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0)]
@@ -134,7 +134,7 @@ def _recorded(path: Path) -> Trace:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                each = msgspec.json.decode(line, type=Line)
+                each = msgspec.json.decode(line, type=LogLine)
             except ValueError as error:
                 raise ConfigError(f"{path}:{number}: {error}") from None
             found.append(Arrival(each.seconds, each.prompt_tokens, each.output_tokens))

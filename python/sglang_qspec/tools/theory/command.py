@@ -6,17 +6,18 @@ import argparse
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.errors import TheoryError
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pipelines import estimates
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.table import aligned
 from sglang_qspec.tools.theory import plot
-from sglang_qspec.tools.theory.fit import Fit, Prediction, fit, predict
+from sglang_qspec.tools.theory.fit import FittedModel, Prediction, fit, predict
 from sglang_qspec.tools.theory.results import read_results
-from sglang_qspec.values import option
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
 """Options that the table of the pipelines requires."""
@@ -33,54 +34,27 @@ with linear interpolation between."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    time = option(_milliseconds)
-    add(
-        "--alpha",
-        type=option(values.number(0.0, 1.0)),
-        metavar="A",
-        help="probability that target and drafter agree on a token, 0 to 1",
-    )
-    add(
-        "--k",
-        type=option(values.positive),
-        metavar="N",
-        help="number of draft tokens that a pass verifies for each request",
-    )
-    add(
-        "--verify-ms",
-        type=time,
-        metavar="MS",
-        help="time of a pass of width k + 1",
-    )
-    add(
-        "--plain-ms",
-        type=time,
-        metavar="MS",
-        help="time of a plain decode pass, width 1 (default: the time of --verify-ms)",
-    )
-    add("--draft-ms", type=time, metavar="MS", help="time of drafting k tokens")
-    add(
-        "--in-flight",
-        type=option(values.positive),
-        metavar="N",
-        help="number of requests that are served at once",
-    )
-    add(
-        "--lookahead",
-        type=option(values.positive),
-        metavar="N",
-        help="maximum length of a draft of ahead after the committed tokens (default: 2k + 1)",
-    )
+    add = partial(declare.value, parser)
+    share = values.number(0.0, 1.0)
+    add("--alpha", "probability that target and drafter agree on a token, 0 to 1", share, "A")
+    drafts = "number of draft tokens that a pass verifies for each request"
+    add("--k", drafts, values.positive, "N")
+    add("--verify-ms", "time of a pass of width k + 1", _milliseconds, "MS")
+    plain = "time of a plain decode pass, width 1 (default: the time of --verify-ms)"
+    add("--plain-ms", plain, _milliseconds, "MS")
+    add("--draft-ms", "time of drafting k tokens", _milliseconds, "MS")
+    add("--in-flight", "number of requests that are served at once", values.positive, "N")
+    lookahead = "maximum length of a draft of ahead after the committed tokens (default: 2k + 1)"
+    add("--lookahead", lookahead, values.positive, "N")
     add(
         "--again",
-        type=option(values.number(0.0, 1.0)),
-        metavar="P",
-        help="probability that a text without a matching queue draft matches one at the next pass, "
-        f"for queue (default: {AGAIN})",
+        "probability that a text without a matching queue draft matches one at the next pass, for "
+        f"queue (default: {AGAIN})",
+        share,
+        "P",
     )
-    add("--fit", type=Path, metavar="RESULTS", help="results.json of a run to fit the model to")
-    add("--plot", type=Path, metavar="PNG", help="file for a plot of the prediction (with --fit)")
+    add("--fit", "results.json of a run to fit the model to", Path, "RESULTS")
+    add("--plot", "file for a plot of the prediction (with --fit)", Path, "PNG")
     parser.set_defaults(run=run)
 
 
@@ -145,7 +119,7 @@ def _fitted(options: argparse.Namespace) -> str:
     return "\n\n".join(parts)
 
 
-def _figures(model: Fit) -> str:
+def _figures(model: FittedModel) -> str:
     alphas = ", ".join(f"{alpha:.3f} (k={k})" for k, alpha in sorted(model.alphas.items()))
     passes = (
         f"V, width {width}: {_points(curve)}" for width, curve in sorted(model.verify_at.items())

@@ -24,7 +24,7 @@ FITTED = ("sequential", *PLAIN)
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedModel:
     """The fitted parameters of one machine with one target and one draft model."""
 
     alphas: Mapping[int, float]
@@ -100,13 +100,13 @@ class Prediction:
         return self.estimate.rate / self.result.tokens_per_s - 1.0
 
 
-def predict(model: Fit, results: Iterable[Result]) -> list[Prediction]:
+def predict(model: FittedModel, results: Iterable[Result]) -> list[Prediction]:
     """Measurement and prediction of every result that the model can predict."""
     found = [(result, model.estimate(result)) for result in results]
     return [Prediction(result, estimate) for result, estimate in found if estimate is not None]
 
 
-def fit(results: Sequence[Result]) -> Fit:
+def fit(results: Sequence[Result]) -> FittedModel:
     """Fit alpha, V, D and the overhead of a round to the results of `sequential` and `none`."""
     rounds = [found for result in results if (found := _Round.of(result)) is not None]
     if not rounds:
@@ -121,7 +121,7 @@ def fit(results: Sequence[Result]) -> Fit:
             b, seconds = result.in_flight, result.in_flight / result.tokens_per_s
             passes.append((b, 1, max(seconds - overhead(b), seconds / 2)))
     base, request = _line([(seen.b, seen.draft / seen.k) for seen in rounds])
-    return Fit(
+    return FittedModel(
         alphas={
             k: agreement(tokens, k)
             for k, tokens in _medians((seen.k, seen.tokens) for seen in rounds).items()
@@ -177,14 +177,9 @@ def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Base and slope, neither below 0, with the least sum of squared relative errors."""
-    weighted = [(1.0 / (y * y), x, y) for x, y in points]
-    total = sum(w for w, _, _ in weighted)
-    x_mean = sum(w * x for w, x, _ in weighted) / total
-    y_mean = sum(w * y for w, _, y in weighted) / total
-    spread = sum(w * (x - x_mean) ** 2 for w, x, _ in weighted)
-    if spread <= 1e-12 * total:  # one number of requests
-        return y_mean, 0.0
-    slope = max(0.0, sum(w * (x - x_mean) * (y - y_mean) for w, x, y in weighted) / spread)
-    if slope * x_mean > y_mean:
-        return 0.0, sum(w * x * y for w, x, y in weighted) / sum(w * x * x for w, x, _ in weighted)
-    return y_mean - slope * x_mean, slope
+    from scipy.optimize import nnls  # only a fit needs it, and its import takes time
+
+    # With one number of requests nothing tells the slope.
+    slope = float(len({x for x, _ in points}) > 1)
+    found, _ = nnls([[1 / y, slope * x / y] for x, y in points], [1.0] * len(points))
+    return float(found[0]), float(found[1])

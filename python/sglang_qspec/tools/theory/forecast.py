@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from sglang_qspec.config import PIPELINES, QSpecConfig
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.policy.acceptance import agreement
-from sglang_qspec.policy.pipelines import estimates
+from sglang_qspec.policy.pipelines import fastest
 from sglang_qspec.tools.measure.agreement import tokens_per_pass
-from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.measure.tables import APART, PairTimes, Slowdown
 
 PAYS = 1.05
 """Predicted speedup from which drafting is recommended; the model's errors exceed a smaller one."""
-
-
-class Slowdown(NamedTuple):
-    """Time while target and draft model run at once, over the time while the other one is idle."""
-
-    verify: float = 1.0
-    """Of the target's passes."""
-    draft: float = 1.0
-    """Of draft steps."""
-
-
-APART = Slowdown()
-"""The models do not slow each other down."""
 
 
 @dataclass(frozen=True)
@@ -50,39 +37,26 @@ class Forecast:
         return {**asdict(self), "speedup": self.speedup}
 
 
-def forecast(
-    agreed: Sequence[Sequence[bool]],
-    in_flight: int,
-    plain: float,
-    passes: PassSeconds,
-    step: Callable[[float], float],
-    *,
-    overlaps: bool = True,
-    slowdown: Slowdown = APART,
-) -> Forecast:
+def forecast(times: PairTimes, agreed: Sequence[Sequence[bool]], in_flight: int) -> Forecast:
     """The best pipeline and width for `in_flight` requests.
 
-    `plain` are the seconds of a decode pass without a draft model, and `passes` those beside one.
-    `step` gives the seconds of a draft step by the number of requests. Unless target and draft
-    model `overlaps`, they take turns in every pipeline. `slowdown` counts in the pipelines in which
-    both run at once.
+    `agreed` says for each answer and position whether the models agree. The slowdown counts in the
+    pipelines in which both models run at once.
     """
 
-    def rate(pipeline: str, k: int) -> float:
-        slower = APART if pipeline == "sequential" else slowdown
-        return estimates(
-            agreement(tokens_per_pass(agreed, k), k),
-            k,
+    def rates(slowdown: Slowdown) -> dict[str, tuple[float, int]]:
+        return fastest(
+            lambda k: agreement(tokens_per_pass(agreed, k), k),
+            times.passes.widths(in_flight),
             in_flight,
-            lambda requests, width: slower.verify * passes(requests, width),
-            lambda requests: slower.draft * k * step(requests),
-            lookahead=max(k, QSpecConfig.step_tokens),
-        )[pipeline].rate
+            lambda requests, width: slowdown.verify * times.passes(requests, width),
+            lambda requests: slowdown.draft * times.step(requests),
+            lookahead=QSpecConfig.step_tokens,
+        )
 
-    found = [
-        (rate(pipeline, width - 1), pipeline, width - 1)
-        for width in passes.widths(in_flight)
-        for pipeline in (PIPELINES if overlaps else ("sequential",))
-    ]
-    best, pipeline, k = max(found)
-    return Forecast(in_flight, pipeline, k, best, in_flight / plain)
+    found = {"sequential": rates(APART)["sequential"]}
+    if times.overlaps:
+        found = rates(times.slowdown) | found
+    pipeline = max(found, key=lambda name: found[name])
+    rate, width = found[pipeline]
+    return Forecast(in_flight, pipeline, width - 1, rate, in_flight / times.plain(in_flight))

@@ -1,20 +1,19 @@
-"""Measures the passes of both models, and how often they agree on the next token."""
+"""Measures a target and a draft model, each in a process: their passes, and how they agree."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sglang_qspec.engine.placement import core_division
+from tqdm import tqdm
+
 from sglang_qspec.errors import MeasureError
 from sglang_qspec.policy.curve import Curve
-from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.measure import agreement
 from sglang_qspec.tools.measure.loaded_model import ROWS
 from sglang_qspec.tools.measure.model_process import Answer, ModelOptions, open_model
+from sglang_qspec.tools.measure.tables import Slowdown
 from sglang_qspec.tools.models.prompts import PROMPTS
-from sglang_qspec.tools.theory.forecast import Slowdown
 
 VERIFY_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of the measured passes of the target."""
@@ -41,7 +40,6 @@ class Measured:
     draft: Curve
     """Steps of the draft model by rows, while the target is idle."""
     slowdown: Slowdown
-    """What both cost each other while they run at once."""
     agreed: list[list[bool]]
     """For each greedy answer of the target and position: whether the draft model finds the same
     token likeliest."""
@@ -56,23 +54,47 @@ class Measured:
         """Number of compared tokens."""
         return sum(map(len, self.agreed))
 
+    def record(self) -> dict[str, Any]:
+        """The figures as JSON; times are in seconds."""
+        curves = {"plain": self.plain, "verify": self.verify, "draft": self.draft}
+        times = {
+            name: [
+                {"rows": int(rows), "seconds": seconds}
+                for rows, seconds in zip(curve.places, curve.values, strict=True)
+            ]
+            for name, curve in curves.items()
+        }
+        return {
+            **times,
+            "verify_slowdown": self.slowdown.verify,
+            "draft_slowdown": self.slowdown.draft,
+            "agreement": self.agreement,
+            "compared_tokens": self.compared,
+        }
 
-def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
-    """Measure the models of `case`, where a server would run them.
 
-    `advance` gets a description of the next part, and the fraction of the parts that are done.
-    Raises MeasureError if a model cannot be loaded or fails.
+def measure_pair(
+    target_options: ModelOptions,
+    draft_options: ModelOptions,
+    visible: str | None,
+    *,
+    target_vocab: int,
+) -> Measured:
+    """Measure both models with `visible` as their CUDA_VISIBLE_DEVICES; shows progress.
+
+    `target_vocab` is the target's number of token ids. A target whose options name `shared` CPUs is
+    timed on all its CPUs and without those. Raises MeasureError if a model cannot be loaded or
+    fails.
     """
-    assert case.target is not None
-    target_options, draft_options = _options(case)
-    visible = case.placement.visible if case.placement is not None else None
-    parts = 6 + len(VERIFY_ROWS) * (1 + case.divides) + len(DRAFT_ROWS)
-    numbers = itertools.count()
+    divides = bool(target_options.shared)
+    parts = 6 + len(VERIFY_ROWS) * (1 + divides) + len(DRAFT_ROWS)
 
     def begin(description: str) -> None:
-        advance(description, next(numbers) / parts)
+        progress.set_description(description)
+        progress.update()
 
     with (
+        tqdm(total=parts, leave=False, disable=None) as progress,
         open_model("target", target_options, visible) as target,
         open_model("draft model", draft_options, visible) as draft,
     ):
@@ -88,12 +110,12 @@ def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
             raise MeasureError("the target ends every answer to QSPEC's prompts at once")
         begin("comparing with the draft model")
         answers = [Answer(*each) for each in zip(prompts, texts, strict=True)]
-        agreed = draft.call("agreed", answers=answers, target_vocab=case.target.vocab_size)
+        agreed = draft.call("agreed", answers=answers, target_vocab=target_vocab)
         plain: dict[float, float] = {}
         beside: dict[float, float] = {}
         for rows in VERIFY_ROWS:
             given = {"rows": rows, "seconds": SECONDS}
-            if case.divides:
+            if divides:
                 begin(f"target, {rows} rows")
                 beside[rows] = target.call("pass_seconds", **given)
             begin(f"target, {rows} rows")
@@ -107,7 +129,6 @@ def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
         for model in (target, draft):
             model.ask("pass_seconds", rows=TOGETHER_ROWS, seconds=2 * SECONDS)
         together, drafted = target.answer(), draft.answer()
-        advance("done", 1.0)
     return Measured(
         plain=Curve.through(plain.items()),
         verify=Curve.through(beside.items()),
@@ -118,29 +139,3 @@ def measure(case: Case, advance: Callable[[str, float], None]) -> Measured:
         ),
         agreed=agreed,
     )
-
-
-def _options(case: Case) -> tuple[ModelOptions, ModelOptions]:
-    """How to load both models: where a server does."""
-    settings, placed = case.settings, case.placement
-    assert settings is not None
-    assert placed is not None
-    assert case.model is not None
-    assert case.draft_model is not None
-    pinned = core_division.pinned_cpus(settings)
-    target = ModelOptions(
-        path=case.model,
-        device=case.device or case.kind or "",
-        mem_fraction=case.arguments.mem_fraction_static,
-        shared=case.sidecar_cpus,
-        target=True,
-    )
-    draft = ModelOptions(
-        path=case.draft_model,
-        device=placed.device,
-        cores=pinned or case.sidecar_cpus,
-        mem_fraction=placed.mem_fraction,
-        dtype=settings.dtype,
-        background=placed.device == case.kind == "cpu" and not pinned,
-    )
-    return target, draft

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_qspec.tools.doctor.measure.times import Measured
-from sglang_qspec.tools.measure.tables import PassSeconds
+from sglang_qspec.tools.measure.pair import Measured
+from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
 from sglang_qspec.tools.theory.forecast import PAYS, Forecast, forecast
 
 IN_FLIGHT = (1, 2, 4, 8, 16)
@@ -26,10 +26,8 @@ def predict(measured: Measured, most_draft_tokens: int) -> list[Forecast]:
             if b * width <= MOST_ROWS
         }
     )
-    agreed, step, slowdown = measured.agreed, measured.draft, measured.slowdown
-    return [
-        forecast(agreed, b, measured.plain(b), passes, step, slowdown=slowdown) for b in IN_FLIGHT
-    ]
+    times = PairTimes(measured.plain, passes, measured.draft, slowdown=measured.slowdown)
+    return [forecast(times, measured.agreed, b) for b in IN_FLIGHT]
 
 
 def paragraph(measured: Measured, predicted: Sequence[Forecast]) -> str:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from sglang_qspec.policy.curve import Curve
-from sglang_qspec.tools.doctor.measure.expectation import IN_FLIGHT, MOST_ROWS, paragraph, predict
-from sglang_qspec.tools.doctor.measure.times import DRAFT_ROWS, VERIFY_ROWS, Measured
-from sglang_qspec.tools.theory.forecast import Forecast, Slowdown
+from sglang_qspec.tools.doctor.expectation import IN_FLIGHT, MOST_ROWS, paragraph, predict
+from sglang_qspec.tools.measure.pair import DRAFT_ROWS, VERIFY_ROWS, Measured
+from sglang_qspec.tools.measure.tables import Slowdown
+from sglang_qspec.tools.theory.forecast import Forecast
 
 AGREED = [place % 5 > 0 for place in range(300)]
 """The draft model misses every fifth token."""

@@ -1,1 +1,0 @@
-"""Measures the pass times of both models and their agreement, and predicts the throughput."""
