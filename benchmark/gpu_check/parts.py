@@ -67,7 +67,7 @@ PARTS = (
         f"{_HERE}.times",
         240,
         "D(b): time of a draft step by requests, of an 8B model and the demo's draft model",
-        "loads models; benchmark/bench_sidecar.py measures D",
+        "loads models; `qspec models compare` measures D",
     ),
     Part(
         "queue",
