@@ -32,7 +32,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 BATCHES = (1, 8, 32, 64)
 DRAFT_ROWS = (1, 8, 32, 64)
 PROMPT_TOKENS = 128
-LOWEST_ID, HIGHEST_ID = 1000, 40000
+PROMPT_IDS = range(1000, 40000)
 STEP_SECONDS = 2.0
 """Seconds for which the steps with a number of requests are timed."""
 NARROWER = 0.05
@@ -70,9 +70,7 @@ def measure(
     rows: list[dict[str, float]] = []
     refused: dict[int, str] = {}
     rng = random.Random(name)
-    texts = [
-        rng.choices(range(LOWEST_ID, HIGHEST_ID), k=PROMPT_TOKENS) for _ in range(max(batches))
-    ]
+    texts = [rng.choices(PROMPT_IDS, k=PROMPT_TOKENS) for _ in range(max(batches))]
     with Configuration(name, chosen, every, chosen.target_cores).server() as server:
         client = Client(server.url)
         timer = PassTimer(client)
