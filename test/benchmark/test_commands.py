@@ -51,7 +51,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ({"qa": PROMPTS}, {"qa": 0})
     for name in COMMANDS:
         monkeypatch.setattr(f"benchmark.{name}.fitting", lambda *_: texts)
-    monkeypatch.setattr("benchmark.bench_queue.measure", measured)
+    monkeypatch.setattr("benchmark.bench_queue.serve", measured)
     monkeypatch.setattr("benchmark.bench_batch_parallel.measure", measured)
     monkeypatch.setattr("benchmark.bench_peers.keep_in_flight", measured)
     monkeypatch.setattr("benchmark.bench_peers.token_ids", lambda *_: [[n] for n in range(200)])
