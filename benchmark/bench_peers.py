@@ -127,7 +127,9 @@ def report_of(summary: Summary) -> Report:
     servers = table("Servers", summary.rows, HEADS, NOTE)
     over = (over_best_peer(summary, level) for level in summary.values("in_flight"))
     headline = f"QSPEC over the fastest peer, at least: {number(Ratio.smallest(over))}."
-    points = ((row.config, row.load["in_flight"], row.figures.tokens_per_s) for row in summary.rows)
+    points = (
+        ("", row.config, row.load["in_flight"], row.figures.tokens_per_s) for row in summary.rows
+    )
     title, axes = "Throughput by requests in flight", ("requests in flight", "tokens/s")
     caption = "Output tokens per second of each server on the same processors."
     colors = dict(zip(NAMES, charts.COLORS, strict=False))

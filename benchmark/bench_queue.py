@@ -32,10 +32,11 @@ from benchmark.harness.dataset import fitting, spread
 from benchmark.harness.options import EXACT, add_run, parsed, parser_of, positive, rate, settings_of
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server
+from benchmark.harness.serving import serve, warm_up
 from benchmark.harness.session import Session
 from benchmark.queueing.charts import charts
 from benchmark.queueing.configurations import DESCRIPTIONS, NAMES, configuration
-from benchmark.queueing.load import blocks_of, cells_of, measure
+from benchmark.queueing.load import blocks_of, cells_of, send
 from benchmark.queueing.report import report_of
 from benchmark.queueing.summary import Blocks
 
@@ -55,14 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = {"max_new_tokens": options.max_new_tokens, "request_rate": str(options.request_rate)}
     session = Session(NAME, options, settings, shown, blocks)
 
-    def serve(server: Server, cell: Cell) -> Run:
+    def measure(server: Server, cell: Cell) -> Run:
         block = by_place[cell["group"], cell["part"]]
-        return measure(server, configuration(cell.config, settings), block.prompts, *limits)
+        served = configuration(cell.config, settings)
+        return serve(
+            server,
+            lambda: send(server, served, block.prompts, *limits),
+            lambda: warm_up(server, 2 * settings.slots, {"temperature": 0}),
+            has_sidecar=served.has_sidecar,
+        )
 
     session.serve(
         cells_of(blocks, configs, options.rounds),
         lambda cell: configuration(cell.config, settings),
-        serve,
+        measure,
     )
     served = Blocks(session.journal.runs, [name for name in configs if name not in session.failed])
     return session.finish(

@@ -25,12 +25,6 @@ server's log. Exits with 1 if anything failed, changed or leaked.
 
 The last line is JSON: `requests`, `failed`, `changed`, `rss_slope_mib_per_h`, `leaked` by name, and
 more.
-
-With `--faults` the command does not soak, but measures how throughput recovers from faults of the
-sidecar (`benchmark.soak.faults`). The folder then gets `results.json` and the chart `faults.svg`;
-`--report-only` draws the chart again.
-
-    python -m benchmark.bench_soak --faults --output results
 """
 
 from __future__ import annotations
@@ -55,7 +49,7 @@ from benchmark.harness.options import add_servers, parsed, parser_of, positive, 
 from benchmark.harness.output import say, write
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import state_of, wait_for_sidecar
-from benchmark.soak import chart, faults, leaks
+from benchmark.soak import chart, leaks
 from benchmark.soak.answers import Answer
 from benchmark.soak.asking import LIMIT_S
 from benchmark.soak.disturbance import Changes, Strokes
@@ -89,8 +83,6 @@ PROGRESS_S = 60.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    if options.faults is not None:
-        return faults.measure(options)
     folder = options.output or Path(tempfile.mkdtemp(prefix="bench_soak_"))
     if (folder / EVENTS_FILE).exists():
         sys.exit(f"bench_soak: error: there is a soak in {folder} already; give another --output")
@@ -136,22 +128,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--in-flight", type=positive, nargs=2, default=[8, 16], metavar=names, help=levels)
     add("--templates", type=positive, default=60, help="requests with a known answer (default: 60)")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
-    which = "measure how throughput recovers from faults, and do not soak (none named: all)"
-    add("--faults", nargs="*", choices=faults.FAULTS, help=which)
-    add("--times", type=positive, default=3, help="repetitions of each fault (default: 3)")
-    again = "with --faults: only draw the chart of --output again"
-    add("--report-only", action="store_true", help=again)
-    flags = "with --faults: more flags of the QSPEC server, after --"
-    add("arguments", nargs="*", help=flags)
     add_servers(parser, "float32")
     options = parsed(parser, argv)
-    if options.faults is None:
-        if options.report_only or options.arguments:
-            parser.error("--report-only and flags after -- need --faults")
-        # Only a CPU server has a KV pool of a given size.
-        options.cpu = True
-    else:
-        options.faults = options.faults or list(faults.FAULTS)
+    # Only a CPU server has a KV pool of a given size.
+    options.cpu = True
     low, high = options.in_flight
     if low > high:
         parser.error(f"--in-flight {low} {high}: LOW must be at most HIGH")

@@ -69,12 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = {"context": options.context, "max_new_tokens": options.max_new_tokens}
     session = Session(NAME, options, settings, shown, prompts, lambda cell: cell.place)
     loads = Loads(settings.model, prompts, options.context, options.max_new_tokens)
-    client = Client(vocab_size_of(settings.model), WIDTH, ragged=not settings.on_gpu)
+    vocab_size = vocab_size_of(settings.model)
+    client = Client(vocab_size, WIDTH, ragged=not settings.on_gpu)
     cells = cells_of(options.cases, options.levels, options.widths, options.rounds)
     with ExitStack() as stack:
         endpoint = ""
         if not options.report_only and any(BY_NAME[cell["case"]].misled for cell in cells):
-            running = wrong_sidecar.running(settings.model, settings.sidecar_cores)
+            running = wrong_sidecar.running(settings.model, vocab_size, settings.sidecar_cores)
             endpoint = stack.enter_context(running)
         session.serve(
             cells,

@@ -27,7 +27,7 @@ from benchmark.harness.options import (
 )
 from benchmark.harness.output import say
 from benchmark.harness.report import Table
-from benchmark.harness.run import Run
+from benchmark.harness.run import Run, pairs
 from benchmark.harness.server import Server
 from benchmark.harness.serving import read_answer, send_each, warm_up
 from benchmark.harness.speculation import wait_for_sidecar
@@ -82,9 +82,13 @@ def serve(
 
 def report(runs: Sequence[Run], text: str, options: argparse.Namespace) -> None:
     plain, qspec = runs
-    identical = [a.output_ids for a in plain.answers] == [a.output_ids for a in qspec.answers]
+    different = [
+        place
+        for place, (ours, theirs) in enumerate(pairs(qspec, plain))
+        if ours.output_ids != theirs.output_ids
+    ]
     speedup = Ratio((qspec.tokens_per_s / plain.tokens_per_s,))
-    same = "identical" if identical else "different"
+    same = "different" if different else "identical"
     columns: dict[str, Callable[[Run], object]] = {
         "": lambda run: "QSPEC" if run is qspec else "no speculation",
         "tokens/s": lambda run: f"{run.tokens_per_s:.1f}",
@@ -98,9 +102,11 @@ def report(runs: Sequence[Run], text: str, options: argparse.Namespace) -> None:
     print(f"accepted draft tokens by source: {sources}")
     print(f"\n{PROMPTS[0]}\n> " + text.strip().replace("\n", "\n> ") + "\n")
     record = {
-        "identical": identical,
+        "identical": not different,
+        "different": different,
         **ratio_record("speedup", speedup),
         "accept_len": round(qspec.accept_len, 3),
+        "accepted_by_source": dict(qspec.accepted),
         "latency_ratio": round(qspec.latency_mean / plain.latency_mean, 3),
         "tokens_per_s": [round(run.tokens_per_s, 1) for run in runs],
         "slots": options.slots,

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,7 @@ from sglang_qspec.tools.models import DemoModels, demo_models
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="no test with a server or a model")
     parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
-    parser.addoption("--device", default="cpu", help="of the toy target (scripts/gpu-check)")
+    parser.addoption("--device", default="cpu", help="cuda: compare it with the CPU (gpu-check)")
     parser.addoption("--slow", metavar="WHO=FACTOR", help="target=5: slower passes; sidecar=5")
 
 
@@ -51,6 +52,14 @@ def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
         return True
     heavy = item.get_closest_marker("server") or "models" in getattr(item, "fixturenames", ())
     return bool(heavy) and bool(config.getoption("--fast"))
+
+
+@pytest.fixture
+def device(pytestconfig: pytest.Config) -> Any:
+    """The torch device that a test compares with the CPU; the CPU itself by default."""
+    import torch
+
+    return torch.device(pytestconfig.getoption("--device"))
 
 
 @pytest.fixture(scope="session")

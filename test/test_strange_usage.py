@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmark.batch.fake_server import FakeServer
 from sglang_qspec import __main__ as qspec
 from sglang_qspec.sidecar.options import parser as sidecar_parser
 from test.strange_server import DEEP
+from test.tools.batch.fake_server import FakeServer
 from test.tools.batch.fakes import assert_complete, records_of, serving, write_lines
 
 ROOT = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """The parts of `scripts/gpu-check`, which checks and measures QSPEC on a GPU in one command.
 
 __main__ (options) ─► check (a process for each part, time limits) ─► page (Markdown) and JSON
-parts: environment, kernels (draws, trees), pytests, parity, passes, pass_times, loads
+parts: environment, pytests (kernels, mocked, distribution), passes, times, loads
 standin: torch instead of sgl_kernel, where its wheel does not load
 bundle: the files that a machine without a network needs
 

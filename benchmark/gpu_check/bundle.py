@@ -45,6 +45,7 @@ CARRIED = {
     **dict.fromkeys(("pybind11", "setuptools"), "building this package"),
     **dict.fromkeys(("httpx", "tqdm", "httpcore", "h11"), "the check"),
     **dict.fromkeys(("pytest", "pytest-timeout", "pluggy", "iniconfig"), "its tests"),
+    **dict.fromkeys(("hypothesis", "sortedcontainers"), "its tests"),
 }
 """Packages of the lock that the check needs, with the reason."""
 HINT = """\

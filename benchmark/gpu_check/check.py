@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -70,7 +71,7 @@ def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(part, options),
+            env=environment(options),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -94,13 +95,11 @@ def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
     return outcome
 
 
-def environment(part: Part, options: Options) -> dict[str, str]:
+def environment(options: Options) -> dict[str, str]:
     """The variables of a part's process."""
     variables = dict(os.environ)
     if not options.on_gpu:
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
-        if part.name == "kernels":  # elsewhere SGLang's own kernels would be interpreted too
-            variables["TRITON_INTERPRET"] = "1"
     elif standin.import_error() is not None:
         variables |= standin.environment()
     return variables
@@ -118,28 +117,26 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
     for left in below:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             left.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(below, STOP_SECONDS)
 
 
 def failures(found: Mapping[str, Outcome]) -> dict[str, str]:
     """Reasons by part, or by `part.check`."""
-    return {
-        f"{name}.{step}" if step else name: why
-        for name, outcome in found.items()
-        for step, why in outcome.failed.items()
-    }
+    return _named({name: outcome.failed for name, outcome in found.items()})
 
 
 def skips(found: Mapping[str, Outcome]) -> dict[str, str]:
     """Reasons by part, or by `part.check`."""
+    return _named({name: outcome.skipped for name, outcome in found.items()})
+
+
+def _named(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {
         f"{name}.{step}" if step else name: why
-        for name, outcome in found.items()
-        for step, why in outcome.skipped.items()
+        for name, reasons in found.items()
+        for step, why in reasons.items()
     }
 
 

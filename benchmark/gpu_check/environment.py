@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,9 +67,7 @@ def _version(package: str) -> str | None:
 def _output(command: list[str]) -> str:
     """The output of a command. Raises RuntimeError with the command's error message."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=dict(os.environ), timeout=60
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except OSError as error:
         raise RuntimeError(f"{command[0]}: {error}") from error
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Runs `bench_queue` and `bench_worst_case` with small loads, each as its own command."""
+"""Runs the demo, `bench_queue` and `bench_worst_case` with small loads, each as its own command."""
 
 from __future__ import annotations
 
@@ -19,6 +19,30 @@ from benchmark.prompts import PROMPTS
 
 CONFIGS = ("none", "qspec-8")
 LEVELS = ("1", "8")
+SLOTS = "4"
+EXACT = "float32"
+"""Dtype in which greedy answers are equal. The last bits of bfloat16 logits depend on the number of
+rows in a pass. On GPUs SGLang's attention kernels for float32 are Triton's."""
+
+
+def parity(options: Options, steps: Steps) -> None:
+    """The demo: greedy answers without speculation and with QSPEC must be equal."""
+    tokens = "16" if options.emulated else "128"
+    arguments = ["--slots", SLOTS, "--max-new-tokens", tokens, "--dtype", EXACT]
+    record = run("demo", arguments, options)
+    steps.found.identical = record["identical"]
+    steps.found.figures |= record
+    count, different = len(PROMPTS), record["different"]
+    lengths = (1.0, record["accept_len"])
+    rows = zip(("no speculation", "QSPEC"), record["tokens_per_s"], lengths, strict=True)
+    lines = [(*map(number, row), f"{count - len(different)} of {count}") for row in rows]
+    head = ("", "tokens/s", "accept length", "equal answers")
+    note = f"{EXACT}, {SLOTS} running at once; two runs of a few seconds, so no ratio."
+    steps.found.tables.append(Table("Greedy parity", head, lines, note))
+    with steps.check("greedy"):
+        assert not different, f"{len(different)} of {count} answers differ: {different}"
+    with steps.check("drafts"):
+        assert sum(record["accepted_by_source"].values()) > 0, "no draft token was accepted"
 
 
 def queue(options: Options, steps: Steps) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from typing import Self
+
+from benchmark.harness.machine import of_gpus
 
 PERIOD_SECONDS = 0.5
 
 
 def used_mib() -> int | None:
-    """Memory in use on all GPUs together, in MiB; None without nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """Memory in use on all GPUs together, in MiB; None if it is not known."""
     try:
-        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-        return sum(map(int, listing.stdout.split()))
-    except (OSError, subprocess.SubprocessError, ValueError):
+        used = list(map(int, of_gpus("memory.used")))
+    except ValueError:
         return None
+    return sum(used) if used else None
 
 
 class Peak:

@@ -24,9 +24,9 @@ PARTS = (
     Part("environment", f"{_HERE}.environment", 60, "GPU, driver, torch, CUDA toolkit, sgl_kernel"),
     Part(
         "kernels",
-        f"{_HERE}.kernels",
-        240,
-        "kernels and tensor code against their results on the CPU",
+        f"{_HERE}.pytests",
+        300,
+        "tests of kernels and tensor code, on the device",
     ),
     Part(
         "mocked",
@@ -43,7 +43,7 @@ PARTS = (
     ),
     Part(
         "parity",
-        f"{_HERE}.parity",
+        f"{_HERE}.loads",
         420,  # the first servers compile SGLang's kernels
         "greedy answers with and without QSPEC, in float32",
         _SERVED.format("test/engine/test_parity.py"),
@@ -67,7 +67,7 @@ PARTS = (
         f"{_HERE}.times",
         240,
         "D(b): time of a draft step by requests, of an 8B model and the demo's draft model",
-        "loads models; benchmark/bench_sidecar.py measures D",
+        "loads models; `qspec models compare` measures D",
     ),
     Part(
         "queue",
@@ -81,7 +81,7 @@ PARTS = (
         f"{_HERE}.loads",
         240,
         "bench_worst_case in small",
-        _SERVED.format("test/benchmark/test_bench_worst_case.py"),
+        _SERVED.format("test/benchmark/test_commands.py"),
     ),
 )
 BY_NAME = {part.name: part for part in PARTS}

@@ -81,7 +81,7 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
         steps.found.figures[f"{prefix}captured"] = captured(server.log)
         steps.found.tables.append(table(found, options, prefix))
         with steps.check(f"{prefix}counted"):
-            assert all(one.total for one in found.values()), "the server logged no decode pass"
+            assert all(one.total for one in found.values()), "the server counted no decode pass"
         if options.on_gpu:
             eager_passes = sum(one.eager for one in found.values())
             steps.found.eager_passes = (steps.found.eager_passes or 0) + eager_passes

@@ -14,6 +14,16 @@ from xml.etree import ElementTree
 from benchmark.gpu_check.environment import ROOT
 from benchmark.gpu_check.outcome import Options, Steps
 
+KERNELS = (
+    "test/verify/test_on_device.py",
+    "test/verify/test_gumbel_triton.py::test_the_kernel_draws_what_the_cpu_draws",
+    "test/verify/test_likeliest.py",
+    "test/verify/test_penalties.py",
+    "test/engine/passes/test_staging.py",
+    "test/engine/passes/test_trees_on_device.py",
+    "test/benchmark/gpu_check/test_stand_ins.py::test_the_stand_ins_agree_with_sgl_kernel",
+)
+"""Tests that compare the device with the CPU, or with values that plain Python computes."""
 MOCKED = (
     "test/verify/test_devices.py",
     "test/engine/passes/test_fake_cuda.py",
@@ -22,6 +32,11 @@ MOCKED = (
 )
 """Tests that need no GPU and check the work that a server would give to a GPU."""
 DISTRIBUTION = "test/engine/passes/test_distribution.py"
+
+
+def kernels(options: Options, steps: Steps) -> None:
+    """Run the tests of kernels and tensor code on the device."""
+    run(steps, [*KERNELS, "--device", options.device])
 
 
 def mocked(_options: Options, steps: Steps) -> None:
@@ -43,7 +58,17 @@ def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] =
     """
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        # The tests import the package of this process, which need not be the one of the checkout.
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "pythonpath=",
+        ]
         done = subprocess.run(
             [*command, f"--junitxml={report}", *arguments],
             cwd=ROOT,
@@ -58,7 +83,6 @@ def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] =
 
 def read(steps: Steps, report: ElementTree.Element) -> None:
     """Record the results of a junit report."""
-    skipped = 0
     probabilities: list[float] = []
     for case in report.iter("testcase"):
         name = case.get("name", "")
@@ -66,13 +90,14 @@ def read(steps: Steps, report: ElementTree.Element) -> None:
         problem = case.find("error") if problem is None else problem
         if problem is not None:
             steps.found.failed[name] = problem.get("message", "")[:300]
-        elif case.find("skipped") is not None:
-            skipped += 1
+        elif (left_out := case.find("skipped")) is not None:
+            steps.found.skipped[name] = left_out.get("message", "")
         else:
             steps.found.passed.append(name)
         for line in case.iter("property"):
             probabilities += map(float, re.findall(r"\bp=(\S+)", line.get("value", "")))
-    steps.found.figures |= {"passed": len(steps.found.passed), "skipped": skipped}
+    counts = {"passed": len(steps.found.passed), "skipped": len(steps.found.skipped)}
+    steps.found.figures |= counts
     if probabilities:
         steps.found.figures["smallest_p"] = min(probabilities)
     if not steps.found.passed:

@@ -1,9 +1,8 @@
-"""Starts the servers of the check, and counts their passes inside and outside CUDA graphs."""
+"""The servers of the check, and their passes inside and outside CUDA graphs."""
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +13,10 @@ from benchmark.harness.server import Server
 from benchmark.harness.speculation import state_of
 from sglang_qspec.tools.models import demo_models
 
-LOGGING = ("--log-level", "info", "--decode-log-interval", "1")
-"""Flags with which SGLang logs each decode pass, and whether it ran in a graph."""
-LOGGED = re.compile(r"Decode batch.*graph: (True|False)")
+LOGGING = ("--log-level", "info")
+"""Flags with which QSPEC logs what it captured."""
 CAPTURED = re.compile(r"(?:Target passes run in|No) CUDA graphs.*")
 """QSPEC's log messages about captured graphs, with time and memory, and about omitted graphs."""
-LOG_SECONDS = 0.5
-"""Time for the server to write the last lines of its log."""
 
 
 def demo_settings(options: Options, dtype: str, slots: int, context_length: int = 2048) -> Settings:
@@ -54,22 +50,13 @@ class Passes:
 
 
 def passes_of(server: Server) -> Passes:
-    """The passes so far, by the server's counter `eager_passes`, or by the log of LOGGING."""
+    """The passes so far."""
     state = state_of(server)
-    if "eager_passes" in state:
-        total = sum(counts["passes"] for counts in state["pipelines"].values())
-        return Passes(total, state["eager_passes"])
-    time.sleep(LOG_SECONDS)
-    return logged(server.log)
+    total = sum(counts["passes"] for counts in state["pipelines"].values())
+    return Passes(total, state["eager_passes"])
 
 
 def captured(log: str) -> list[str]:
     """The messages about captured graphs in a server's log."""
     found: list[str] = CAPTURED.findall(log)
     return found
-
-
-def logged(log: str) -> Passes:
-    """The decode passes in a server's log."""
-    in_graph = LOGGED.findall(log)
-    return Passes(len(in_graph), in_graph.count("False"))

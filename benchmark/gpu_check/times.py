@@ -1,17 +1,17 @@
 """Measures V(b, w) and D(b), the times of verify passes and draft steps in docs/theory.md.
 
-A server with QSPEC and without a draft model measures V: the time between the ends of successive
-passes, host work included. The check sets each width on the running server. The server has
-`--speculative-qspec-verify tree`, so padding stands for missing drafts. For D a process with the
-draft model alone times the steps, as in `bench_sidecar`, so that no other process uses the device.
+Both are measured by `sglang_qspec.tools.measure`. A server with QSPEC and without a draft model has
+V: the time between the ends of successive passes, host work included. It drafts nothing, and has
+`--speculative-qspec-verify tree`, so padding stands for drafts. For D a process with the draft
+model alone times the steps, so that no other process uses the device.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,24 @@ from typing import Any
 from benchmark.gpu_check import dummy, standin
 from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import demo_settings, settings
-from benchmark.harness.child import Child
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.report import Table
-from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import state_of, update_settings
 from benchmark.harness.statistics import number
+from sglang_qspec.draft_source import SOURCES
+from sglang_qspec.errors import QSpecError
+from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.measure.model_process import ModelOptions, open_model
+from sglang_qspec.tools.measure.pass_timer import PassTimer
 
 WIDTHS = (1, 2, 4, 8, 16)
 BATCHES = (1, 8, 32, 64)
 DRAFT_ROWS = (1, 8, 32, 64)
-PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48
-LOWEST_ID, HIGHEST_ID = 1000, 40000
+PROMPT_TOKENS = 128
+PROMPT_IDS = range(1000, 40000)
+STEP_SECONDS = 2.0
+"""Seconds for which the steps with a number of requests are timed."""
 NARROWER = 0.05
-"""Maximum relative shortfall of the mean width, from passes after the first answers have ended."""
+"""Maximum relative shortfall of the mean width."""
 FP8_CAPABILITY = (8, 9)
 DUMMY = ("--load-format", "dummy")
 
@@ -65,47 +69,46 @@ def measure(
     every = ("--speculative-algorithm", "QSPEC", *trees, *captured, *flags)
     rows: list[dict[str, float]] = []
     refused: dict[int, str] = {}
+    rng = random.Random(name)
+    texts = [rng.choices(PROMPT_IDS, k=PROMPT_TOKENS) for _ in range(max(batches))]
     with Configuration(name, chosen, every, chosen.target_cores).server() as server:
+        client = Client(server.url)
+        timer = PassTimer(client)
+        # The answers of random weights repeat themselves, so lookups would end them in few passes.
+        timer.set(**{f"source_{source}": 0 for source in SOURCES})
         for width in WIDTHS:
             try:
-                update_settings(server, {"qspec_draft_token_num": width, "qspec_fixed_width": 1})
-            except ServerError as error:
+                timer.set(draft_token_num=width, fixed_width=1)
+            except QSpecError as error:
                 refused[width] = str(error)[:200]
                 continue
-            rows += [verify_time(server, batch, width) for batch in batches]
+            rows += [verify_time(client, timer, texts, batch, width) for batch in batches]
     steps.found.figures[name] = {"rows": rows, "refused_widths": refused}
     steps.found.tables.append(grid(f"V(b, w) of {name}, in ms", rows, batches, refused))
     assert rows, f"the server took no width: {refused}"
 
 
-def verify_time(server: Server, batch: int, width: int) -> dict[str, float]:
-    """The mean milliseconds of a pass over `batch` requests, `width` tokens of each."""
-    rng = random.Random(f"{batch} {width}")
-    texts = [rng.choices(range(LOWEST_ID, HIGHEST_ID), k=PROMPT_TOKENS) for _ in range(batch)]
-    params = {"temperature": 0, "ignore_eos": True}
-    before: dict[str, float] = {}
-    # The first round is a warm-up. Random weights give repetitive texts, so a wide pass may accept
-    # nearly all draft tokens, and more output tokens are needed for the same number of passes.
-    for tokens in (8, OUTPUT_TOKENS * max(1, width // 4)):
-        before = counters(server)
-        asked = {**params, "max_new_tokens": tokens}
-        server.post("/generate", {"input_ids": texts, "sampling_params": asked})
-    found = {key: value - before[key] for key, value in counters(server).items()}
-    passes = found["passes"]
+def verify_time(
+    client: Client, timer: PassTimer, texts: Sequence[list[int]], batch: int, width: int
+) -> dict[str, float]:
+    """The milliseconds of a pass over `batch` requests, `width` tokens of each."""
+    before = counters(client)
+    seconds = timer.pass_seconds(texts, [(batch, width)])[batch, width]
+    found = {name: count - before[name] for name, count in counters(client).items()}
     return {
         "requests": batch,
         "width": width,
-        "ms": round(1e3 * found["seconds"] / passes, 3),
-        "passes": passes,
-        "mean_requests": round(found["requests"] / passes, 2),
+        "ms": round(1e3 * seconds, 3),
+        "passes": found["passes"],
+        "mean_requests": round(found["requests"] / found["passes"], 2),
         "mean_width": round(found["input_tokens"] / found["requests"], 2),
     }
 
 
-def counters(server: Server) -> dict[str, float]:
-    """Passes, requests, tokens and seconds over all pipelines of a server."""
-    pipelines = state_of(server)["pipelines"].values()
-    names = ("passes", "requests", "input_tokens", "seconds")
+def counters(client: Client) -> dict[str, float]:
+    """Passes, requests and tokens over all pipelines of a server."""
+    pipelines = client.state()["pipelines"].values()
+    names = ("passes", "requests", "input_tokens")
     return {name: sum(counts[name] for counts in pipelines) for name in names}
 
 
@@ -141,36 +144,25 @@ def draft_times(options: Options, steps: Steps) -> None:
         made["demo"] = str(demo_settings(options, "bfloat16", 1).draft_model), {}
         for name, (path, loading) in made.items():
             with steps.check(name):
-                child = Child(stepper, path, options.device, loading)
-                try:
-                    times = [child.ask(count) for count in rows]
-                finally:
-                    child.shutdown()
-                steps.found.figures[name] = dict(zip(map(str, rows), times, strict=True))
-                lines.append([name, *(number(round(each["step_ms"], 3)) for each in times)])
+                asked = ModelOptions(
+                    path=path,
+                    device="cuda:0" if options.on_gpu else "cpu",
+                    dtype="bfloat16",
+                    mem_fraction=0.0 if options.on_gpu else 0.1,
+                    attention_backend=_attention_backend() if options.on_gpu else None,
+                    **loading,
+                )
+                with open_model(name, asked, os.environ.get("CUDA_VISIBLE_DEVICES")) as model:
+                    times = [
+                        round(1e3 * model.call("pass_seconds", rows=count, seconds=STEP_SECONDS), 3)
+                        for count in rows
+                    ]
+                steps.found.figures[name] = {
+                    str(count): {"step_ms": time} for count, time in zip(rows, times, strict=True)
+                }
+                lines.append([name, *map(number, times)])
     head = ("draft model", *(f"{count} requests" for count in rows))
     steps.found.tables.append(Table("D(b) for one draft token, in ms", head, lines))
-
-
-def stepper(path: str, device: str, loading: dict[str, Any]) -> Callable[[int], dict[str, float]]:
-    """In a child: load a draft model; returns a function that times its steps by rows."""
-    from benchmark.bench_sidecar import Bench
-    from benchmark.harness.child import draft_model
-
-    sizes = Namespace(prompt=PROMPT_TOKENS, tokens=OUTPUT_TOKENS)
-    length = sizes.prompt + sizes.tokens
-    total = max(DRAFT_ROWS) * length + 4096
-    # On a GPU the draft model may take all free memory.
-    place = {
-        "dtype": "bfloat16",
-        "device": device,
-        "mem_fraction": 0.1 if device == "cpu" else None,
-        "attention_backend": None if device == "cpu" else _attention_backend(),
-    }
-    model = draft_model(path, **place, max_total_tokens=total, context_len=length + 64, **loading)
-    bench = Bench(model, sizes)
-    bench.run(2)
-    return bench.run
 
 
 @contextmanager

@@ -6,5 +6,4 @@ run ─► summary (rows, ratios) ─► report (tables, charts)
 
 A cell is a configuration that serves a load in a round; the dimensions of loads have names. A
 benchmark says which cells there are, how one is served, and what its last line compares.
-Benchmarks without a server use only child (a model in a process), output and statistics.
 """

@@ -11,8 +11,6 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-INSTALL = "pip install 'sglang-qspec[bench]'"
-"""Command that installs matplotlib."""
 WIDTH, HEIGHT = 7.0, 3.6
 """Size of a chart, in inches; a page shows its width in about 700 pixels."""
 GREY = "#6e7681"
@@ -64,12 +62,11 @@ def lines(
     dashed: Collection[str] = (),
     reference: float | None = None,
     marks: Collection[float] = (),
-    by_number: bool = True,
     stacked: bool = False,
 ) -> str:
-    """Panels of lines: side by side with one y axis, or `stacked` with one x axis.
+    """Panels of lines: side by side with one y axis, or `stacked` with one x axis, which is time.
 
-    With `by_number` x is on a logarithmic scale with a tick at each number. `reference` is a dashed
+    Side by side, x is on a logarithmic scale with a tick at each number. `reference` is a dashed
     horizontal line, `marks` are vertical lines.
     """
     figure, several = _chart(len(panels), stacked)
@@ -80,46 +77,27 @@ def lines(
             places, values = zip(*sorted(points.items()), strict=True)
             style: dict[str, Any] = {"linestyle": "--" if name in dashed else "-", "label": name}
             style |= {"color": colors[name]} if colors else {}
-            style |= {"marker": "o", "markersize": 4} if by_number else {"linewidth": 1.2}
+            style |= {"marker": "o", "markersize": 4} if not stacked else {"linewidth": 1.2}
             (handles[name],) = axes.plot(places, values, **style)
         for place in marks:
             axes.axvline(place, color=RED, linewidth=0.8)
-        _reference(axes, reference)
+        if reference is not None:
+            axes.axhline(reference, color=GREY, linestyle="--", linewidth=1)
         axes.set_title(title, loc="left")
         axes.set_ylim(bottom=0)
-        if by_number:
+        if not stacked:
             axes.set_xscale("log", base=2)
             axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
             axes.minorticks_off()
-        if stacked:
-            axes.legend(ncols=5, loc="lower right")
-        else:
             axes.set_xlabel(x_axis)
+        else:
+            axes.legend(ncols=5, loc="lower right")
     several[0].set_ylabel(y_axis)
     if stacked:
         several[-1].set_xlabel(x_axis)
     elif len(handles) > 1:
         where = {"ncols": min(5, len(handles)), "loc": "outside upper center"}
         figure.legend(handles.values(), handles.keys(), **where)
-    return _svg(figure)
-
-
-def points(panels: Mapping[str, Mapping[str, Mapping[str, float]]], hollow: str) -> str:
-    """Panels side by side, with a row for each case and a point for each name in it.
-
-    Panels are by title; a panel has points by name, and the values of a name are by case. The name
-    `hollow` has rings instead of points.
-    """
-    figure, several = _chart(len(panels))
-    for axes, (title, named) in zip(several, panels.items(), strict=True):
-        for color, (name, values) in zip(COLORS, named.items(), strict=False):
-            face = "none" if name == hollow else color
-            style = {"color": color, "markerfacecolor": face, "label": name}
-            axes.plot(list(values.values()), list(values), "o", markersize=6, **style)
-        axes.set_title(title, loc="left")
-        axes.set_xlim(left=0)
-    several[0].invert_yaxis()
-    figure.legend(*several[0].get_legend_handles_labels(), ncols=5, loc="outside upper center")
     return _svg(figure)
 
 
@@ -156,11 +134,6 @@ def _chart(panels: int = 1, stacked: bool = False) -> tuple[Any, list[Any]]:
     for axes in several.flat:
         axes.grid(axis="y")
     return figure, list(several.flat)
-
-
-def _reference(axes: Any, value: float | None) -> None:
-    if value is not None:
-        axes.axhline(value, color=GREY, linestyle="--", linewidth=1)
 
 
 def _svg(figure: Any) -> str:

@@ -99,8 +99,6 @@ class Configuration:
     """Processors of the target."""
     custom_params: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """`custom_params` of each request."""
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Environment variables that are added to those of this process."""
 
     @property
     def has_sidecar(self) -> bool:
@@ -115,10 +113,10 @@ class Configuration:
         environment: Mapping[str, str] | None = None,
         launcher: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> Server:
-        """A server that is not started yet; `environment` is added to that of the configuration."""
+        """A server that is not started yet; `environment` is added to that of this process."""
         engine = {} if self.settings.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
         arguments = [*self.settings.arguments(), *self.flags]
-        added = {**engine, **self.environment, **(environment or {})}
+        added = {**engine, **(environment or {})}
         place = (self.settings.model, arguments)
         return Server(
             *place,

@@ -26,7 +26,7 @@ def machine() -> str:
         _processor(),
         f"{len(os.sched_getaffinity(0))} cores",
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        *_gpus(),
+        *of_gpus("name"),
     ]
     return ", ".join(parts)
 
@@ -44,10 +44,11 @@ def _processor() -> str:
     return found[1] if found else platform.machine()
 
 
-def _gpus() -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def of_gpus(field: str) -> list[str]:
+    """A field of nvidia-smi for each GPU, without its unit; empty if there is no answer."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
-        listing = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
         return []
     return listing.stdout.splitlines()

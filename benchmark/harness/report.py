@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from benchmark.harness import charts
-from benchmark.harness.charts import INSTALL
 from benchmark.harness.statistics import SPREADS, number
+from sglang_qspec.tools.picture import INSTALL
 from sglang_qspec.tools.show.document import document
+from sglang_qspec.tools.table import aligned
 
 Row = TypeVar("Row")
+Point = tuple[str, str, float, float | None]
+"""Panel, line, x and y of a point; a single panel has no name."""
 HTML = "report.html"
 """File of the HTML page."""
 
@@ -42,23 +45,22 @@ def line_figure(
     name: str,
     title: str,
     caption: str,
-    points: Iterable[tuple[str, float, float | None]],
+    points: Iterable[Point],
     axes: tuple[str, str],
-    *,
-    colors: Mapping[str, str],
-    reference: float | None = None,
+    **style: Any,
 ) -> tuple[Figure, ...]:
-    """A figure of lines, from the line, x and y of each point; empty without matplotlib.
+    """A figure of lines; empty without matplotlib.
 
-    A point whose y is None is left out. `axes` are the labels of both axes.
+    A point whose y is None is left out. `axes` are the labels of both axes, and `style` are further
+    arguments of `charts.lines`.
     """
     if not charts.available():
         return ()
-    lines: dict[str, dict[float, float]] = {}
-    for line, x, y in points:
+    panels: dict[str, dict[str, dict[float, float]]] = {}
+    for panel, line, x, y in points:
         if y is not None:
-            lines.setdefault(line, {})[x] = y
-    svg = charts.lines({"": lines}, *axes, colors=colors, reference=reference) if lines else None
+            panels.setdefault(panel, {}).setdefault(line, {})[x] = y
+    svg = charts.lines(panels, *axes, **style) if panels else None
     return (Figure(name, title, caption, svg),)
 
 
@@ -101,13 +103,8 @@ class Table:
         """For a terminal: columns of equal width, the first aligned to the left."""
         if self.is_prose:
             return "\n".join(": ".join(filter(None, line)) for line in self.lines)
-        every = [self.head, *self.lines]
-        widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-        rows = (
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in every
-        )
-        return "\n".join([f"{self.title}:", *rows, *filter(None, [self.note])])
+        rows = aligned([self.head, *self.lines])
+        return "\n".join([f"{self.title}:", rows, *filter(None, [self.note])])
 
     def markdown(self) -> str:
         rule = ["---"] * len(self.head)

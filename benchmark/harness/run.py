@@ -112,10 +112,6 @@ class Run:
     """Gaps between the pieces of streamed answers; empty if the answers were not streamed."""
     retried: int = 0
     """Number of requests that the server answered at the second attempt."""
-    collectives: int = 0
-    """Collective operations of a rank of the target; 0 if they were not counted."""
-    collective_bytes: int = 0
-    """Bytes of their operands."""
 
     @property
     def tokens(self) -> int:
@@ -230,16 +226,6 @@ class Run:
         """Tokens of a request in a verify pass, with its last committed token and padding."""
         tokens, requests = self._per_pass("input_tokens"), self._per_pass("requests")
         return None if tokens is None or not requests else tokens / requests
-
-    @property
-    def collectives_per_token(self) -> float | None:
-        """Collective operations of a rank for each output token; None if they were not counted."""
-        return self.collectives / self.tokens if self.collectives else None
-
-    @property
-    def collective_bytes_per_token(self) -> float | None:
-        """Bytes in collective operations of a rank for each output token; None as above."""
-        return self.collective_bytes / self.tokens if self.collectives else None
 
     def _per_pass(self, counter: str) -> float | None:
         if self.counters is None or not (passes := self.counters.total("passes")):

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,11 @@ class ServerError(RuntimeError):
 
     The message has the end of the log, or the status code and the text of the answer.
     """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status, or the code of an error in a stream; None without an answer."""
 
 
 class StartTimeoutError(ServerError):
@@ -164,8 +169,8 @@ class Server(LocalServer):
 
     def stream(
         self, path: str, body: dict[str, Any], timeout: float = 600.0
-    ) -> Iterator[dict[str, Any]]:
-        """The pieces of a streamed answer to a JSON request, as they come."""
+    ) -> Generator[dict[str, Any]]:
+        """The pieces of a streamed answer to a JSON request, as they come; closing it hangs up."""
         with (
             _connection_errors(),
             self._client.stream("POST", path, json=body, timeout=timeout) as response,
@@ -175,7 +180,7 @@ class Server(LocalServer):
                 _answer(response)
             for piece in events(response):
                 if "error" in piece:
-                    raise ServerError(str(piece["error"]))
+                    raise ServerError(str(piece["error"]), _code(piece["error"]))
                 yield piece
 
     def _request(self, method: str, path: str, timeout: float, **body: Any) -> httpx.Response:
@@ -200,9 +205,16 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 def _answer(response: httpx.Response) -> Any:
     """Raises ServerError."""
     if response.is_error:
-        raise ServerError(f"HTTP {response.status_code}: {response.text}")
+        status = response.status_code
+        raise ServerError(f"HTTP {status}: {response.text}", status)
     is_json = "json" in response.headers.get("Content-Type", "")
     return response.json() if is_json else response.text
+
+
+def _code(error: Any) -> int:
+    """The status in an error of a stream; 400 if there is none."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else 400
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from benchmark.harness.output import say, write
 from benchmark.harness.report import HTML, Report
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, reason
+from sglang_qspec.tools.picture import INSTALL
 
 ATTEMPTS = 2
 Measure = Callable[[Server, Cell], Run]
@@ -130,7 +131,7 @@ class Session:
             page.write_text(report.html(), encoding="utf-8")
         print(f"\n{report.text()}\n\nreport: {page}")
         if not report.charts and not charts.available():
-            print(f"figures need matplotlib: {charts.INSTALL}, then --report-only")
+            print(f"figures need matplotlib: {INSTALL}, then --report-only")
         whole = {**record, "failed": self.failed, **what}
         write(self.folder, whole, report.figures)
         print(json.dumps(whole))

@@ -11,6 +11,8 @@ import psutil
 from benchmark.harness.run import Counters
 from benchmark.harness.server import Server, ServerError
 
+SIDECAR_MODULE = "sglang_qspec.sidecar"
+"""What the command line of a sidecar contains."""
 SETTLED_SECONDS = 1.3
 """Time for the sidecar to report its counters, which it does about once a second."""
 DRAFTING_SECONDS = 2.5
@@ -35,11 +37,16 @@ def update_settings(server: Server, settings: Mapping[str, int]) -> None:
         raise ServerError(f"the server refused {dict(settings)}")
 
 
+def sidecars_of(server: Server) -> list[psutil.Process]:
+    """The processes of sidecars that run. Raises psutil.NoSuchProcess."""
+    named = (each for each in server.processes if SIDECAR_MODULE in " ".join(each.cmdline()))
+    return [process for process in named if process.is_running()]
+
+
 def sidecar_of(server: Server) -> psutil.Process:
     """The sidecar's process. Raises LookupError without one, or psutil.NoSuchProcess."""
-    for process in server.processes:
-        if "sglang_qspec.sidecar" in " ".join(process.cmdline()) and process.is_running():
-            return process
+    for process in sidecars_of(server):
+        return process
     raise LookupError("the server has no sidecar process")
 
 

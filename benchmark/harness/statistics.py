@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,15 +27,6 @@ def median(values: Iterable[float | None]) -> float | None:
     """Median of the values that are not None; None without such values."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    """The median of each figure over the rounds; None if a figure is nan in one of them."""
-    found = {name: [figures[name] for figures in rounds] for name in rounds[0]}
-    return {
-        name: None if any(map(math.isnan, values)) else statistics.median(values)
-        for name, values in found.items()
-    }
 
 
 def rounded(value: Any, digits: int = 3) -> Any:
@@ -67,14 +57,6 @@ class Ratio:
         shared = sorted(runs.keys() & others.keys())
         found = tuple(figure(runs[number]) / figure(others[number]) for number in shared)
         return cls(found) if found else None
-
-    @classmethod
-    def of_times(cls, times: Sequence[float], others: Sequence[float], rounds: int = 4) -> Ratio:
-        """The ratios of median times in `rounds` parts of a run that measured both in turn."""
-        size = max(1, len(times) // rounds)
-        starts = range(0, len(times) - size + 1, size)
-        parts = ((times[start : start + size], others[start : start + size]) for start in starts)
-        return cls(tuple(statistics.median(a) / statistics.median(b) for a, b in parts))
 
     @classmethod
     def smallest(cls, ratios: Iterable[Ratio | None]) -> Ratio | None:

@@ -38,8 +38,6 @@ FIGURES = (
     "hidden_share",
     "batch",
     "width",
-    "collectives_per_token",
-    "collective_bytes_per_token",
 )
 """Fields of a Run with a median in the JSON line; the median is null if no run has the figure."""
 DIGITS = 4
@@ -176,8 +174,6 @@ COLUMNS: Mapping[str, Callable[[Row], object]] = {
     "V (ms)": lambda row: milliseconds(row.figures.verify_s),
     "D (ms)": lambda row: milliseconds(row.figures.draft_s),
     "waited (ms)": lambda row: milliseconds(row.figures.waited_s),
-    "collectives/token": lambda row: row.figures.collectives_per_token,
-    "bytes/token": lambda row: row.figures.collective_bytes_per_token,
     "identical": lambda row: percent(row.identical),
     "others": lambda row: percent(row.others_share),
 }

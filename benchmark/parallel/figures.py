@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchmark.harness import charts
-from benchmark.harness.charts import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, Bar, Panels
-from benchmark.harness.report import Figure
+from benchmark.harness.charts import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, Bar
+from benchmark.harness.report import Figure, Point, line_figure
 from benchmark.harness.summary import Row
 from benchmark.parallel import plan
 from benchmark.parallel.comparisons import Comparison, Comparisons, balanced
@@ -27,18 +27,17 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
     """All figures; none without matplotlib."""
     if not charts.available():
         return ()
-    shown = [name for name in results.configs if name != plan.SEQUENTIAL_HALF]
     return (
-        _figure(
+        *_lines(
             "tokens_per_s",
             "Tokens per second",
             "All tokens of a cell over all its time, with prefill, by requests in flight; a panel "
             "for each k, the maximum number of draft tokens of a request in a pass. Dashed: no "
             "speculation.",
-            _panels(results, shown),
+            _speeds(results),
             "tokens/s",
         ),
-        _figure(
+        *_lines(
             "paper_comparison",
             "Halves with 2m requests in flight over sequential with m",
             "Decoded tokens per second, by the requests in flight of the halves (2m). Dashed: the "
@@ -46,7 +45,7 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
             _ratios(results, comparisons.paper),
             "ratio",
         ),
-        _figure(
+        *_lines(
             "same_in_flight",
             "Halves and ahead over sequential, with the same requests in flight",
             "Decoded tokens per second. Dashed: the ratio if all drafting were hidden, with V and "
@@ -58,17 +57,28 @@ def figures(results: Results, comparisons: Comparisons) -> tuple[Figure, ...]:
     )
 
 
-def _figure(name: str, title: str, caption: str, panels: Panels, axis: str) -> Figure:
-    shown = {
-        panel: {line: points for line, points in lines.items() if points}
-        for panel, lines in panels.items()
-    }
-    shown = {panel: lines for panel, lines in shown.items() if lines}
-    svg = None
-    if shown:
-        dashed = (BOUND, *plan.BASELINES)
-        svg = charts.lines(shown, "requests in flight", axis, colors=COLORS, dashed=dashed)
-    return Figure(name, title, caption, svg)
+def _lines(
+    name: str, title: str, caption: str, points: Iterable[Point], axis: str
+) -> tuple[Figure, ...]:
+    axes, dashed = ("requests in flight", axis), (BOUND, *plan.BASELINES)
+    return line_figure(name, title, caption, points, axes, colors=COLORS, dashed=dashed)
+
+
+def _speeds(results: Results) -> Iterator[Point]:
+    """A panel for each k; the baselines are the same in all panels."""
+    for k in results.ks:
+        for row in results.rows:
+            if row.config != plan.SEQUENTIAL_HALF and row.load.get("k", k) == k:
+                yield f"k = {k}", row.config, row.load["in_flight"], row.figures.tokens_per_s
+
+
+def _ratios(results: Results, comparisons: Sequence[Comparison]) -> Iterator[Point]:
+    """A panel for each k."""
+    for k in results.ks:
+        for one in comparisons:
+            if one.k == k:
+                yield f"k = {k}", one.pipeline, one.in_flight, one.ratio.median
+                yield f"k = {k}", BOUND, one.in_flight, one.bound
 
 
 def _timeline(results: Results, comparisons: Comparisons) -> Figure:
@@ -109,25 +119,3 @@ def timeline(row: Row) -> tuple[list[Bar], list[Bar]]:
         begin = number * period + draft if is_sequential else (number + 1) * period
         passes.append(Bar(begin, verify, text))
     return passes, drafts
-
-
-def _panels(results: Results, names: Sequence[str]) -> Panels:
-    """A panel for each k; the baselines are the same in all panels."""
-
-    def line(name: str, k: int) -> dict[float, float]:
-        return {
-            row.load["in_flight"]: row.figures.tokens_per_s
-            for row in results.rows
-            if row.config == name and row.load.get("k", k) == k
-        }
-
-    return {f"k = {k}": {name: line(name, k) for name in names} for k in results.ks}
-
-
-def _ratios(results: Results, comparisons: Iterable[Comparison]) -> Panels:
-    panels: dict[str, dict[str, dict[float, float]]] = {f"k = {k}": {} for k in results.ks}
-    for one in comparisons:
-        lines = panels[f"k = {one.k}"]
-        lines.setdefault(one.pipeline, {})[one.in_flight] = one.ratio.median
-        lines.setdefault(BOUND, {})[one.in_flight] = one.bound
-    return dict(panels)

@@ -10,9 +10,8 @@ from typing import Any
 
 from benchmark.harness.cells import Cell, turned
 from benchmark.harness.configuration import Configuration
-from benchmark.harness.run import Run
 from benchmark.harness.server import Server
-from benchmark.harness.serving import Sent, send_each, serve, warm_up
+from benchmark.harness.serving import Sent, send_each
 
 
 @dataclass(frozen=True)
@@ -60,23 +59,6 @@ def arrival_times(count: int, rate: float) -> list[float]:
     # expovariate(inf) is 0.
     gaps = random.Random(0)
     return list(accumulate((gaps.expovariate(rate) for _ in range(count - 1)), initial=0.0))
-
-
-def measure(
-    server: Server,
-    configuration: Configuration,
-    prompts: Sequence[str],
-    max_new_tokens: int,
-    rate: float,
-) -> Run:
-    """Serve prompts that arrive at a rate; errors as in `harness.serving.serve`."""
-    requests = 2 * configuration.settings.slots
-    return serve(
-        server,
-        lambda: send(server, configuration, prompts, max_new_tokens, rate),
-        lambda: warm_up(server, requests, {"temperature": 0}),
-        has_sidecar=configuration.has_sidecar,
-    )
 
 
 def send(

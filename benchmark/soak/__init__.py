@@ -2,5 +2,4 @@
 
 mix (templates) ─► traffic (asking) ─► verdict (answers, references) ─► journal
 disturbance, monitor (processes) ─► leaks, summary (slope) ─► chart
-faults (stream) ─► recovery: with --faults, how throughput recovers
 """

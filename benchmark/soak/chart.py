@@ -43,7 +43,7 @@ def figure(rows: list[Row], kills: Sequence[float]) -> Figure | None:
         return None
     marks = [at / 60 for at in kills]
     axis = "minutes; red: the sidecar was killed"
-    svg = charts.lines(panels, axis, marks=marks, by_number=False, stacked=True)
+    svg = charts.lines(panels, axis, marks=marks, stacked=True)
     return Figure("memory", "Memory, files and requests", "", svg)
 
 

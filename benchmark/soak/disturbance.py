@@ -120,14 +120,13 @@ class Changes:
 
     def _post(self, kind: str, path: str, body: dict[str, Any], wanted: tuple[int, ...]) -> None:
         began = time.monotonic()
+        status: int | None = 200
+        told = ""
         try:
             self._server.post(path, body, timeout=600.0)
-            status, told = 200, ""
-        except ServerError as error:
+        except (ServerError, OSError) as error:
             told = str(error)
-            status = int(told.split(":")[0].removeprefix("HTTP "))
-        except OSError as error:
-            status, told = 0, str(error)
+            status = error.status if isinstance(error, ServerError) else None
         self.counts[kind] += 1
         wrong = status not in wanted and self._server.exit_code() is None
         self.failed += wrong

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import state_of, wait_for_sidecar
+from benchmark.harness.speculation import sidecars_of, state_of, wait_for_sidecar
 from benchmark.soak.monitor import SIDECAR_STATE, STATE
 from benchmark.soak.processes import SIDECAR, usage
 
@@ -74,11 +74,6 @@ def find(server: Server, files_before: Mapping[str, int]) -> dict[str, Any]:
         found["sidecar_not_ready"] = 1
     found |= wait_for_idle(server)
     found |= grown(files_before, files_of(server))
-    sidecars = sum(
-        "sglang_qspec.sidecar" in " ".join(process.cmdline())
-        for process in server.processes
-        if process.is_running()
-    )
-    if sidecars != 1:
+    if (sidecars := len(sidecars_of(server))) != 1:
         found[f"{SIDECAR}_processes"] = sidecars
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmark.harness.server import Server
+from benchmark.harness.speculation import SIDECAR_MODULE
 
 SIDECAR = "sidecar"
 SERVER_ROLES = ("front", "scheduler", "detokenizer", "other")
@@ -33,7 +34,7 @@ def role_of(process: psutil.Process, front: int) -> str:
     if process.pid == front:
         return "front"
     title = " ".join(process.cmdline())
-    if "sglang_qspec.sidecar" in title:
+    if SIDECAR_MODULE in title:
         return SIDECAR
     for role in ("scheduler", "detokenizer"):
         if f"sglang::{role}" in title:

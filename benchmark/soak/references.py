@@ -27,7 +27,7 @@ def gather(
 
     def answer(template: Template) -> Answer:
         body = template.body(template.text, custom or {})
-        outcome = ask(server.port, template.path, body)
+        outcome = ask(server, template.path, body)
         if outcome.error is not None or outcome.status != 200:
             told = f"{outcome.status}, {outcome.error or outcome.data}"
             raise ServerError(f"no reference for template {template.number}: {told}")

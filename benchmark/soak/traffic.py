@@ -125,7 +125,7 @@ class Traffic:
             abort.daemon = True
             abort.start()
         outcome = ask(
-            self._server.port,
+            self._server,
             request.template.path,
             request.body,
             hang_up_s=request.after_s if request.fate is Fate.HANG_UP else None,
@@ -154,7 +154,7 @@ class Traffic:
 
 def _reached(outcome: Outcome) -> str:
     """The progress of a cut request, as far as its client knows."""
-    if "waiting queue" in str(outcome.data):
+    if "waiting queue" in str(outcome.error or outcome.data):
         return "waiting"
     if outcome.streamed:
         return "decoding" if outcome.data else "before the first token"

@@ -49,7 +49,7 @@ def report_of(summary: Summary) -> Report:
         f"fastest fixed width, at least: {number(over_best_fixed(summary))}."
     )
     points = (
-        (SHOWN[row.load["case"]], row.load["in_flight"], row.speedup.median)
+        ("", SHOWN[row.load["case"]], row.load["in_flight"], row.speedup.median)
         for row in summary.rows
         if row.config == ADAPTIVE and row.speedup
     )

@@ -92,11 +92,10 @@ def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> No
 
 
 @contextmanager
-def running(model: Path, cores: Sequence[int]) -> Iterator[str]:
+def running(model: Path, vocab_size: int, cores: Sequence[int]) -> Iterator[str]:
     """Run the sidecar on `cores`, or unpinned if `cores` is empty; yields its endpoint."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    vocab_size = AutoConfig.from_pretrained(model).vocab_size
     digest = fingerprint(AutoTokenizer.from_pretrained(model).get_vocab())
     command = [sys.executable, "-m", "benchmark.worst.wrong_sidecar"]
     with PrivateEndpoint() as private:

@@ -36,18 +36,13 @@ COMMANDS: dict[str, tuple[list[str], int, set[str]]] = {
         {"worst_ratio", "adaptive_over_best_fixed_min"},
     ),
     "bench_peers": (["--levels", "1", "4", "--rounds", "1"], 3 * 2, {"over_best_peer_min"}),
-    "bench_tensor_parallel": (
-        ["--delays", "0", "1", "--rounds", "1"],
-        2 * 2,
-        {"collectives_per_token", "speedup_by_delay_ms"},
-    ),
 }
 """By benchmark: options, number of cells, and keys of the last line besides `rows`."""
 
 
 def measured(*_: object, **__: object) -> Run:
     one = run(answer(10, passes=4, proposed=8, accepted={"step": 4}), seconds=0.5)
-    return Run(one.seconds, one.answers, counters=counters_of(), collectives=8)
+    return Run(one.seconds, one.answers, counters=counters_of())
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +51,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ({"qa": PROMPTS}, {"qa": 0})
     for name in COMMANDS:
         monkeypatch.setattr(f"benchmark.{name}.fitting", lambda *_: texts)
-    monkeypatch.setattr("benchmark.bench_queue.measure", measured)
+    monkeypatch.setattr("benchmark.bench_queue.serve", measured)
     monkeypatch.setattr("benchmark.bench_batch_parallel.measure", measured)
-    monkeypatch.setattr("benchmark.bench_tensor_parallel.serve", measured)
     monkeypatch.setattr("benchmark.bench_peers.keep_in_flight", measured)
     monkeypatch.setattr("benchmark.bench_peers.token_ids", lambda *_: [[n] for n in range(200)])
     worst = "benchmark.bench_worst_case"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmark import bench_batch_parallel, bench_peers, bench_tensor_parallel
+from benchmark import bench_batch_parallel, bench_peers
 from benchmark.harness.cells import Cell
 from benchmark.harness.report import Report
 from benchmark.harness.run import Run
@@ -157,24 +157,6 @@ def test_peers_has_the_smallest_ratio_over_the_fastest_peer() -> None:
     alone = Summary({Cell.of(1, "qspec", in_flight=1): at(1)}, "sglang")
     assert bench_peers.record_of(alone)["over_best_peer_min"] is None
     assert "–" in bench_peers.report_of(alone).text()
-
-
-def test_tensor_parallel_counts_for_each_output_token() -> None:
-    def counted(seconds: float, operations: int) -> Run:
-        one = run(answer(4), seconds=seconds)
-        return replace(one, collectives=operations, collective_bytes=400)
-
-    runs = {}
-    for cell in bench_tensor_parallel.cells_of([0.0, 1.0], 2):
-        slow, plain = 1.0 + cell["delay_ms"], cell.config == "none"
-        seconds = slow if plain else slow / (2 + cell["delay_ms"])
-        runs[cell] = counted(seconds, 248 if plain else 62)
-    summary = Summary(runs, "none", ("none", "qspec"))
-    record = bench_tensor_parallel.record_of(summary)
-    assert record["collectives_per_token"] == {"none": 62.0, "qspec": 15.5}
-    found = record["speedup_by_delay_ms"]
-    assert {delay: ratio["speedup"] for delay, ratio in found.items()} == {"0": 2.0, "1": 3.0}
-    is_whole(bench_tensor_parallel.report_of(summary))
 
 
 @pytest.fixture

@@ -29,16 +29,12 @@ REFUSED = {
         *("--llama-server path", "--configs vllm", "--levels 0", "--prompts 0", "--spread 1.5"),
         *SERVERS,
     ),
-    "bench_tensor_parallel": ("--ranks 1", "--delays -1", *SERVERS),
-    "bench_plan": ("--request-rate 0",),
-    "bench_fleet": ("--tenants 0", "--rounds x"),
     "bench_soak": (
         *("--minutes 0", "--minutes inf", "--in-flight 9 8", "--in-flight 0 8", "--templates 0"),
         "--target-cores x",
     ),
 }
 MESSAGES = {
-    "bench_plan --request-rate 0": "--request-rate is 0.0, but must be above 0",
     "bench_soak --minutes 0": "must be a number above 0",
     "bench_soak --minutes inf": "--minutes must be finite",
     "bench_soak --in-flight 9 8": "LOW must be at most HIGH",
@@ -46,7 +42,7 @@ MESSAGES = {
     "bench_soak --target-cores x": "'x' must be",
 }
 """What a refusal says; without an entry it at least names the option."""
-WITHOUT_DATASET = ("bench_plan", "bench_fleet", "bench_soak")
+WITHOUT_DATASET = ("bench_soak",)
 
 
 @pytest.mark.parametrize(

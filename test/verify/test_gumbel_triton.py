@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed; SGLang requires it on Linux"
 )
@@ -70,7 +68,7 @@ def run(program: str, cache: Path, **environment: str) -> None:
         env={
             **inherited,
             **environment,
-            "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "TRITON_CACHE_DIR": str(cache),
         },
         capture_output=True,

@@ -109,7 +109,7 @@ def test_padding_does_not_change_the_penalties_of_a_tree() -> None:
     assert torch.equal(logits[:size], alone)
 
 
-def test_the_penalties_of_a_batch_are_those_of_each_request_alone() -> None:
+def test_the_penalties_of_a_batch_are_those_of_each_request_alone(device: torch.device) -> None:
     """The requests differ in the number of distinct tokens and of stop tokens."""
     size, outputs = len(TOKENS), [[4, 4, 1, 2, 4], [], [0, 4], [4], [7, 0, 0, 4], [2, 2, 2]]
     logits = torch.randn(8, size, VOCAB, generator=torch.Generator().manual_seed(4)) * 3
@@ -117,12 +117,14 @@ def test_the_penalties_of_a_batch_are_those_of_each_request_alone() -> None:
     for row, penalty, output in zip(rows, PENALTIES, outputs, strict=True):
         penalize_one(expected[row], penalty, output, list(TOKENS), tree_mask(size))
     before = logits.clone()
-    batch = of_batch(PENALTIES, outputs, rows)
-    token_ids = torch.tensor(TOKENS).expand(8, -1)
-    nodes = torch.arange(8 * size).view(8, size)
-    penalize(
-        logits.view(8 * size, VOCAB), batch, token_ids, tree_mask(size).expand(8, -1, -1), nodes
-    )
-    assert torch.equal(logits, expected)
+    batch = BatchPenalties(*(each.to(device) for each in of_batch(PENALTIES, outputs, rows)))
+    token_ids = torch.tensor(TOKENS, device=device).expand(8, -1)
+    nodes = torch.arange(8 * size, device=device).view(8, size)
+    mask = tree_mask(size).to(device).expand(8, -1, -1)
+    logits = logits.to(device)
+    penalize(logits.view(8 * size, VOCAB), batch, token_ids, mask, nodes)
+    logits = logits.cpu()
+    rounding = 0.0 if device.type == "cpu" else 1e-5
+    torch.testing.assert_close(logits, expected, rtol=rounding, atol=rounding)
     assert torch.equal(logits[[2, 5]], before[[2, 5]])
     assert not torch.equal(logits[rows], before[rows])

@@ -110,24 +110,13 @@ def test_every_part_exists_and_all_fit_a_first_hour() -> None:
     assert sum(each.seconds for each in PARTS) < 3600
 
 
-def test_only_the_kernels_are_interpreted_and_only_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(standin, "import_error", lambda: None)
-    by_name = {each.name: each for each in PARTS}
-    assert environment(by_name["kernels"], CPU)["TRITON_INTERPRET"] == "1"
-    assert "TRITON_INTERPRET" not in environment(by_name["parity"], CPU)
-    assert "TRITON_INTERPRET" not in environment(by_name["kernels"], GPU)
-
-
 def test_a_gpu_whose_sgl_kernel_loads_gets_no_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(standin, "import_error", lambda: None)
-    assert "PYTHONPATH" not in environment(part("fine"), GPU)
+    assert "PYTHONPATH" not in environment(GPU)
     monkeypatch.setattr(standin, "import_error", lambda: "ImportError: undefined symbol")
-    assert environment(part("fine"), GPU)["PYTHONPATH"] == str(standin.FOLDER)
-    assert "PYTHONPATH" not in environment(part("fine"), CPU)
+    assert environment(GPU)["PYTHONPATH"] == str(standin.FOLDER)
+    assert "PYTHONPATH" not in environment(CPU)
 
 
 def test_the_page_says_what_failed_and_that_a_cpu_is_no_gpu() -> None:

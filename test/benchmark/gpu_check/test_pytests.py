@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.gpu_check.environment import ROOT
 from benchmark.gpu_check.outcome import Steps
-from benchmark.gpu_check.pytests import DISTRIBUTION, MOCKED, read
+from benchmark.gpu_check.pytests import DISTRIBUTION, KERNELS, MOCKED, read
 
 REPORT = """\
 <testsuites><testsuite>
@@ -28,6 +28,7 @@ def test_a_report_names_failed_tests_and_counts_the_others() -> None:
     read(steps, ElementTree.fromstring(REPORT))
     assert steps.found.passed == ["test_a"]
     assert steps.found.failed == {"test_b": "assert 1 == 2", "test_c": "no fixture"}
+    assert steps.found.skipped == {"test_d": "not here"}
     assert steps.found.figures == {"passed": 1, "skipped": 1, "smallest_p": 0.003}
 
 
@@ -37,5 +38,6 @@ def test_a_run_without_a_passed_test_is_a_failure() -> None:
 
 
 def test_the_files_of_the_tests_exist() -> None:
-    for name in (*MOCKED, DISTRIBUTION):
-        assert (ROOT / name).is_file()
+    for name in (*KERNELS, *MOCKED, DISTRIBUTION):
+        file, _, test = name.partition("::")
+        assert f"def {test}" in (ROOT / file).read_text()

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmark.gpu_check import loads, parity, passes, serving
+from benchmark.gpu_check import loads, passes, serving
 from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import Passes
 from benchmark.harness.configuration import Settings
-from benchmark.harness.run import Run
-from benchmark.prompts import PROMPTS
-from test.benchmark.runs import answer
 
 CPU = Options("cpu", emulated=True)
 GPU = Options("cuda", emulated=False, flags=("--a", "b c"))
@@ -26,42 +23,35 @@ SETTINGS = Settings(Path("target"), Path("draft"), "float32", 4, 2048, True)
 
 @pytest.fixture(autouse=True)
 def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (parity, passes):
-        monkeypatch.setattr(module, "demo_settings", lambda *_: SETTINGS)
-        monkeypatch.setattr(module, "render", lambda _model, prompts: list(prompts))
+    monkeypatch.setattr(passes, "demo_settings", lambda *_: SETTINGS)
+    monkeypatch.setattr(passes, "render", lambda _model, prompts: list(prompts))
 
 
-def runs(*first_ids: int) -> dict[str, Run]:
-    """Answers of both servers to the prompts; answers with different first ids differ."""
-    count = len(PROMPTS)
-    plain = Run(2.0, tuple(answer() for _ in range(count)))
-    ids = [*first_ids, *[0] * (count - len(first_ids))]
-    answers = (answer(passes=4, proposed=9, accepted={"step": 5}, first_id=one) for one in ids)
-    qspec = Run(1.0, tuple(answers))
-    return {"no speculation": plain, "QSPEC": qspec}
+def demo_line(different: list[int], accepted: int = 5) -> dict[str, Any]:
+    """The last line of a demo in which these answers differ."""
+    speeds = {"tokens_per_s": [60.0, 120.0], "accept_len": 2.25}
+    sources = {"accepted_by_source": {"step": accepted}}
+    return {"identical": not different, "different": different, **speeds, **sources}
 
 
-@pytest.mark.parametrize(("first_ids", "different"), [((), []), ((0, 3, 0, 7), [1, 3])])
+@pytest.mark.parametrize("different", [[], [1, 3]])
 def test_parity_names_the_answers_that_differ(
-    monkeypatch: pytest.MonkeyPatch, first_ids: tuple[int, ...], different: list[int]
+    monkeypatch: pytest.MonkeyPatch, different: list[int]
 ) -> None:
-    served = runs(*first_ids)
-    monkeypatch.setattr(parity, "serve", lambda configuration, *_: served[configuration.name])
+    monkeypatch.setattr(loads, "run", lambda *_: demo_line(different))
     steps = Steps()
-    parity.parity(GPU, steps)
+    loads.parity(GPU, steps)
     assert steps.found.identical == (not different)
     assert steps.found.figures["different"] == different
     assert list(steps.found.failed) == (["greedy"] if different else [])
     (table,) = steps.found.tables
-    assert table.lines[1][0] == "QSPEC"
-    assert table.lines[1][3] == f"{12 - len(different)} of 12"
+    assert table.lines[1] == ("QSPEC", "120.00", "2.25", f"{12 - len(different)} of 12")
 
 
 def test_parity_without_accepted_drafts_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = runs()["no speculation"]
-    monkeypatch.setattr(parity, "serve", lambda *_: plain)
+    monkeypatch.setattr(loads, "run", lambda *_: demo_line([], accepted=0))
     steps = Steps()
-    parity.parity(GPU, steps)
+    loads.parity(GPU, steps)
     assert list(steps.found.failed) == ["drafts"]
 
 

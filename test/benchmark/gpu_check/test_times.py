@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,58 +10,46 @@ import pytest
 
 from benchmark.gpu_check import times
 from benchmark.gpu_check.outcome import Steps
-from benchmark.harness.server import ServerError
+from sglang_qspec.draft_source import SOURCES
+from sglang_qspec.errors import ClientError
+from sglang_qspec.tools.measure.pass_timer import PassTimer
 
 
 class Server:
     """Counts a pass of `width` ms for each output token, and accepts widths up to 4."""
 
+    url = "http://127.0.0.1:1"
+
     def __init__(self) -> None:
-        self.width = 0
+        self.settings: dict[str, int] = {}
         self.asked: list[dict[str, Any]] = []
         self.counts = dict.fromkeys(("passes", "requests", "input_tokens", "seconds"), 0.0)
 
-    def get(self, path: str, timeout: float) -> Any:
+    def state(self) -> dict[str, Any]:
         idle = dict.fromkeys(self.counts, 0.0)
-        state = {"pipelines": {"queue": dict(self.counts), "ahead": idle}}
-        return {"internal_states": [{"qspec": state}]}
+        return {"pipelines": {"queue": dict(self.counts), "ahead": idle}}
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/set_internal_state":
-            width = body["server_args"]["qspec_draft_token_num"]
-            if width > 4:
-                raise ServerError("HTTP 400: too wide")
-            self.width = width
+            if body["server_args"].get("qspec_draft_token_num", 0) > 4:
+                raise ClientError("HTTP 400: too wide")
+            self.settings |= body["server_args"]
             return [True]
         self.asked.append(body)
         batch, passes = len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
+        width = self.settings["qspec_draft_token_num"]
         self.counts["passes"] += passes
         self.counts["requests"] += batch * passes
-        self.counts["input_tokens"] += batch * passes * self.width
-        self.counts["seconds"] += 1e-3 * self.width * passes
+        self.counts["input_tokens"] += batch * passes * width
+        self.counts["seconds"] += 1e-3 * width * passes
         return []
 
 
-def test_a_time_is_that_of_the_second_use_of_a_shape() -> None:
+def test_a_time_is_that_of_passes_of_the_batch_and_the_width() -> None:
     server: Any = Server()
-    server.width = 3
-    found = times.verify_time(server, 2, 3)
-    assert found == {
-        "requests": 2,
-        "width": 3,
-        "ms": 3.0,
-        "passes": times.OUTPUT_TOKENS,
-        "mean_requests": 2.0,
-        "mean_width": 3.0,
-    }
-    assert len(server.asked) == 2
-    assert server.asked[1]["sampling_params"]["ignore_eos"]
-
-
-def test_wide_passes_get_longer_answers_because_they_may_accept_all_tokens() -> None:
-    server: Any = Server()
-    found = [times.verify_time(server, 1, width)["passes"] for width in (1, 4, 16)]
-    assert found == [times.OUTPUT_TOKENS * factor for factor in (1, 1, 4)]
+    found = times.verify_time(server, PassTimer(server), [[1, 2], [3]], 2, 3)
+    assert (found["ms"], found["mean_requests"], found["mean_width"]) == (3.0, 2.0, 3.0)
+    assert {len(body["input_ids"]) for body in server.asked} == {2}
 
 
 def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any) -> None:
@@ -71,15 +60,10 @@ def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any)
             pass
 
         def server(self) -> Any:
-            return self
-
-        def __enter__(self) -> Any:
-            return server
-
-        def __exit__(self, *_: object) -> None:
-            pass
+            return nullcontext(server)
 
     monkeypatch.setattr(times, "Configuration", Configuration)
+    monkeypatch.setattr(times, "Client", lambda _url: server)
     steps, chosen = Steps(), type("Settings", (), {"target_cores": ()})
     times.measure(steps, "demo", chosen, (), (1, 2))  # type: ignore[arg-type]
     assert list(steps.found.figures["demo"]["refused_widths"]) == [8, 16]
@@ -90,6 +74,8 @@ def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any)
         ["2", "1.00", "2.00", "4.00"],
     ]
     assert table.note == "The server refused the widths 8, 16."
+    # Nothing but padding stands for drafts.
+    assert {server.settings[f"qspec_source_{source}"] for source in SOURCES} == {0}
 
 
 def test_a_pass_that_was_narrower_than_asked_leaves_its_cell_empty() -> None:

@@ -110,7 +110,7 @@ def test_without_speculation_every_token_takes_a_pass() -> None:
     assert found.figures.tokens_per_s == 7.0
     assert found.figures.accept_len == found.figures.passes_per_token == 1.0
     assert found.figures.proposed_per_pass == 0.0
-    for name in ("match_rate", "wasted", "verify_s", "hidden_share", "collectives_per_token"):
+    for name in ("match_rate", "wasted", "verify_s", "hidden_share"):
         assert getattr(found.figures, name) is None
 
 
@@ -139,11 +139,6 @@ def test_times_are_for_each_verify_pass() -> None:
     waits = counters_of(draft_s=0.01, waited_s=0.02)
     assert replace(found, counters=waits).hidden_share == 0
     assert replace(found, counters=counters_of(draft_s=0.0)).hidden_share is None
-
-
-def test_collective_operations_are_for_each_output_token() -> None:
-    found = replace(run(answer(4)), collectives=248, collective_bytes=400)
-    assert (found.collectives_per_token, found.collective_bytes_per_token) == (62.0, 100.0)
 
 
 def test_a_table_has_standard_columns_dimensions_and_own_ones() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmark.harness.server import Server
 from benchmark.soak.asking import ask
 
 PIECES: dict[str, list[str]] = {
@@ -25,6 +26,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(400 if self.path == "/bad" else 200)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         if not body.get("stream"):
             self.wfile.write(b'{"text": "whole"}')
@@ -40,45 +42,47 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+def server() -> Iterator[Server]:
+    found = Server("model")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", found.port), Handler) as stand_in:
+        stand_in.daemon_threads = True
+        threading.Thread(target=stand_in.serve_forever, daemon=True).start()
+        yield found
+        stand_in.shutdown()
 
 
 STREAM = {"stream": True}
 
 
-def test_an_answer_is_read_whole_or_in_chunks(port: int) -> None:
-    whole = ask(port, "/good", {})
+def test_an_answer_is_read_whole_or_in_chunks(server: Server) -> None:
+    whole = ask(server, "/good", {})
     assert (whole.status, whole.data, whole.error) == (200, {"text": "whole"}, None)
-    streamed = ask(port, "/good", STREAM)
+    streamed = ask(server, "/good", STREAM)
     assert (streamed.data, streamed.error, streamed.hung_up) == ([{"n": 1}, {"n": 2}], None, False)
 
 
-def test_a_refused_request_has_its_status_and_text(port: int) -> None:
-    refused = ask(port, "/bad", {})
-    assert (refused.status, refused.data) == (400, {"text": "whole"})
+def test_a_refused_request_has_its_status_and_text(server: Server) -> None:
+    refused = ask(server, "/bad", {})
+    assert refused.status == 400
+    assert refused.error == 'HTTP 400: {"text": "whole"}'
 
 
-def test_a_client_hangs_up_after_a_number_of_chunks_or_seconds(port: int) -> None:
-    by_pieces = ask(port, "/good", STREAM, pieces=1)
+def test_a_client_hangs_up_after_a_number_of_chunks_or_seconds(server: Server) -> None:
+    by_pieces = ask(server, "/good", STREAM, pieces=1)
     assert (by_pieces.data, by_pieces.hung_up, by_pieces.error) == ([{"n": 1}], True, None)
-    by_time = ask(port, "/slow", STREAM, hang_up_s=0.5)
+    by_time = ask(server, "/slow", STREAM, hang_up_s=0.5)
     assert (by_time.hung_up, by_time.error) == (True, None)
     assert by_time.seconds < SLOW_S
 
 
-def test_a_stream_that_breaks_off_or_holds_an_error_fails(port: int) -> None:
-    cut = ask(port, "/cut", STREAM)
+def test_a_stream_that_breaks_off_or_holds_an_error_fails(server: Server) -> None:
+    cut = ask(server, "/cut", STREAM)
     assert cut.data == [{"n": 1}]
     assert "before [DONE]" in (cut.error or "")
-    error = ask(port, "/error", STREAM)
+    error = ask(server, "/error", STREAM)
     assert error.status == 503
     assert "busy" in (error.error or "")
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    assert "Connect" in (ask(1, "/good", {}).error or "")
+    assert "Connect" in (ask(Server("model"), "/good", {}).error or "")

@@ -35,6 +35,14 @@ def test_the_packed_arrays_keep_values_types_and_shapes(monkeypatch: pytest.Monk
         assert torch.equal(tensor, expected)
 
 
+def test_the_arrays_on_a_device_keep_values_types_and_shapes(device: torch.device) -> None:
+    for array, tensor in zip(ARRAYS, to_device(device, *ARRAYS), strict=True):
+        assert tensor.device.type == device.type
+        expected = torch.from_numpy(array)
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor.cpu(), expected)
+
+
 def test_all_arrays_take_one_transfer() -> None:
     with fake_cuda() as costs:
         tensors = to_device("cuda", *ARRAYS)

@@ -16,9 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
-from benchmark.batch.fake_server import FakeServer, text_of
 from sglang_qspec import config
 from sglang_qspec.tools.ports import free_port
+from test.tools.batch.fake_server import FakeServer, text_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +57,7 @@ class FakeProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "benchmark.batch.fake_server", "--port", str(self._port)]
+        command = [sys.executable, "-m", "test.tools.batch.fake_server", "--port", str(self._port)]
         self._process = subprocess.Popen([*command, *self._arguments], cwd=ROOT)
         wait_for(self.url)
 
@@ -77,7 +77,7 @@ def environment_with_fake_sglang(folder: Path) -> dict[str, str]:
         "print('arguments', sys.argv[1:], flush=True)\n"
         "if 'fails' in sys.argv: sys.exit('the model is missing')\n"
         "sys.argv[1:] = [*sys.argv[sys.argv.index('--port'):][:2], '--delay', '0.02']\n"
-        "from benchmark.batch.fake_server import main\n"
+        "from test.tools.batch.fake_server import main\n"
         "main()\n"
     )
     modules = f"{package.parent}:{ROOT}:{ROOT / 'python'}"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.batch.fake_server import FakeServer
 from sglang_qspec.__main__ import main
 from sglang_qspec.tools.batch import own_server, progress
+from test.tools.batch.fake_server import FakeServer
 from test.tools.batch.fakes import (
     ROOT,
     assert_complete,

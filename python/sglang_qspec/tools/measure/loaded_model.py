@@ -268,6 +268,8 @@ def _load(options: ModelOptions) -> LoadedModel:
             device=kind,
             dtype=options.dtype,
             quantization=options.quantization,
+            load_format=options.load_format,
+            attention_backend=options.attention_backend,
             mem_fraction=options.mem_fraction or None,
             max_total_tokens=options.tokens,
             context_len=options.context_len,

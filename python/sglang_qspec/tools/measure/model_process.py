@@ -35,6 +35,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     dtype: str = "auto"
     quantization: str | None = None
     """SGLang's quantization method; None selects the checkpoint's."""
+    load_format: str | None = None
+    """SGLang's format of the weights, such as dummy for random ones; None selects by the files."""
+    attention_backend: str | None = None
+    """SGLang's attention backend; None selects that of a sidecar."""
     trust_remote_code: bool = False
     mem_fraction: float = 0.0
     """Fraction of the device's memory; 0 for the default of a sidecar."""

@@ -1,6 +1,6 @@
 """A server that answers at once, for measurements and tests of the client alone.
 
-    python -m benchmark.batch.fake_server --port 30000
+    python -m test.tools.batch.fake_server --port 30000
 
 It has the endpoints that `qspec batch` uses. An answer depends only on the prompt. Words in a
 prompt ask for faults: `status-500` answers with that status, `flaky-2` fails the first two times,
@@ -67,11 +67,11 @@ class FakeServer:
         )
         return app
 
-    async def _server_info(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def _server_info(self, request: web.Request) -> web.Response:
         self.on_info()
         return web.json_response(self._info)
 
-    async def _health(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def _answer(self, request: web.Request) -> web.Response:

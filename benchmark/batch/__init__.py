@@ -1,1 +1,0 @@
-"""The client of `qspec batch` against a server that costs nothing."""

@@ -1,1 +1,0 @@
-"""Parts of `bench_fleet`: a sidecar that serves for a time, its tenants, and the summary."""
