@@ -48,9 +48,9 @@ WARM_UP_S = {ALL: 1.5, TEXTS: 0.5, NONE: 0.25}
 cores needs time to read the texts of the running requests."""
 SETTLE_S = 0.25
 """Seconds of decoding after a change in which no other change comes; at most each warm-up."""
-WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.75}
+WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
 """Seconds of decoding that are measured as a whole. Plain passes differ least."""
-FIRST_GAP_S, LONGEST_GAP_S = {ALL: 24.0, TEXTS: 3.0, NONE: 6.0}, 192.0
+FIRST_GAP_S, LONGEST_GAP_S = {ALL: 24.0, TEXTS: 3.0, NONE: 3.0}, 192.0
 """Seconds of decoding between two trials of another use: FIRST_GAP_S by that use at first, then
 four times the last gap, up to LONGEST_GAP_S. The shorter a trial, the sooner it comes."""
 LOSS = 0.01
