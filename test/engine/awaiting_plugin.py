@@ -65,7 +65,7 @@ def install() -> None:
     from sglang_qspec.engine.passes.decide.proposer import Proposer
     from sglang_qspec.engine.sidecar.client import SidecarClient
     from sglang_qspec.engine.speculator import Speculator
-    from sglang_qspec.policy import CoreSplit, PassTimes, Sources
+    from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes, Sources
 
     @cache
     def hold() -> Hold:
@@ -139,7 +139,7 @@ def install() -> None:
         (Speculator, "admit", admit),
         (PassTimes, "observe", observe_pass),
         (Sources, "observe", observe_source),
-        (CoreSplit, "choose", lambda *_: True),
+        (DraftTrials, "choose", lambda *_, **__: DraftUse.ALL),
     )
     for owner, name, function in changes:
         _wrap(owner, name, function)

@@ -1,7 +1,7 @@
-"""Decisions on each pass: width, draft sources, pipeline and waits; the sidecar of a request."""
+"""Decisions on each pass: drafts, width, pipeline and waits; the sidecar of a request."""
 
-from sglang_qspec.policy.core_split import CoreSplit
 from sglang_qspec.policy.credit import Credit, FirstTokens
+from sglang_qspec.policy.draft_trials import DraftTrials, DraftUse
 from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.prefill_rows import PrefillRows
@@ -17,9 +17,10 @@ __all__ = [
     "LADDER",
     "PASS_ROWS",
     "Choice",
-    "CoreSplit",
     "Credit",
     "DraftDeadline",
+    "DraftTrials",
+    "DraftUse",
     "FirstTokens",
     "PassCost",
     "PassTimes",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.positions import Positions
 from sglang_qspec.trie import DraftTrees, Source
 
@@ -51,6 +52,8 @@ class Totals:
         self.target_slowdown: float | None = None
         """Time of a plain pass while the sidecar drafts over its time while it does not, where both
         share a device; None if they do not, or if it is not measured yet."""
+        self.trials = DraftTrials()
+        """What drafts are worth, as measured."""
         self.eager_passes = 0
         """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
         self.agreement = FIRST_AGREEMENT
@@ -98,6 +101,7 @@ class Totals:
             "step_agreement": self.agreement,
             "target_cpus": self.target_cpus,
             "target_slowdown": self.target_slowdown,
+            "draft_trials": self.trials.describe(),
             "pipeline": self.pipeline,
             "pipelines": {name: asdict(totals) for name, totals in self.pipelines.items()},
         }

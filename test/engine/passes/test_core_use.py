@@ -12,7 +12,7 @@ from sglang_qspec.engine.passes.decide import core_use
 from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.policy import PassCost, PassTimes
+from sglang_qspec.policy import DraftUse, PassCost, PassTimes
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
@@ -20,6 +20,7 @@ from sglang_qspec.trie import DraftTree, DraftTrees, Source
 REQUESTS = 2
 PASS_S = 0.5
 RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
+ALL, TEXTS, NONE = DraftUse
 
 
 @dataclass
@@ -60,8 +61,8 @@ def trees_of(source: Source) -> DraftTrees:
 
 def test_without_a_division_the_sidecar_always_drafts() -> None:
     for placed in (None, Placement("cpu"), Placement("cuda:1")):
-        use = CoreUse(placed, PassTimes(), speculator(wanted=False))
-        assert use.enter(REQUESTS, RUNTIME)
+        use = CoreUse(placed, PassTimes(PassCost(0, 0, 0)), speculator(wanted=False))
+        assert use.enter(REQUESTS, RUNTIME) is ALL
         use.enter_prefill(1000)
         use.observe(trees_of(Source.STEP), [[1]] * REQUESTS, 8, 0.1)
 
@@ -72,64 +73,64 @@ def test_a_target_never_takes_the_cpus_of_a_sidecar_that_the_user_pinned_to_them
     monkeypatch.setattr(core_use, "TargetCores", Cores)
     use = CoreUse(Placement("cpu", left="1"), PassTimes(PassCost(0, 0, 0)), speculator())
     assert count(use) == use._speculator.totals.target_cpus == 1
-    assert use.enter(REQUESTS, RUNTIME)
+    assert use.enter(REQUESTS, RUNTIME) is ALL
     use.enter_prefill(1000)
-    assert use.enter(REQUESTS, replace(RUNTIME, enabled=False))
+    assert use.enter(REQUESTS, replace(RUNTIME, enabled=False)) is TEXTS
     assert count(use) == 1
     use.leave()  # there is no sidecar any more
     assert use._speculator.totals.target_cpus == 2
 
 
 def test_a_long_prompt_takes_all_cpus_and_a_short_one_those_of_the_round(divided: CoreUse) -> None:
-    assert divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
     assert count(divided) == 1
     divided.enter_prefill(LONG - 1)
     assert count(divided) == 1
     divided.enter_prefill(LONG)
     assert count(divided) == 2
-    assert divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
     assert count(divided) == 1
 
 
 def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUse) -> None:
     divided._speculator = speculator(wanted=False)
-    assert not divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is TEXTS
     assert count(divided) == 2
     divided._speculator = speculator()
-    assert divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
     divided._speculator = speculator(ready=False)
-    assert not divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is TEXTS
 
 
 def test_a_sidecar_that_is_not_connected_keeps_its_cpus_for_a_while(divided: CoreUse) -> None:
     absent = divided._speculator = speculator(ready=False)
-    assert not divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is TEXTS
     absent.sidecar.may_come = True
     kept = 0
-    while divided.enter(64, RUNTIME):
+    while divided.enter(64, RUNTIME) is ALL:
         divided.observe(trees_of(Source.STEP), [[]] * 64, 64, PASS_S)
         kept += 1
     assert kept == pytest.approx(ABSENT_S / PASS_S, abs=1)
     divided._speculator = speculator()
-    assert divided.enter(REQUESTS, RUNTIME), "it has connected"
+    assert divided.enter(REQUESTS, RUNTIME) is ALL, "it has connected"
     divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
     divided._speculator = absent
-    assert divided.enter(64, RUNTIME), "it has been lost"
+    assert divided.enter(64, RUNTIME) is ALL, "it has been lost"
 
 
 def test_the_silence_of_a_sidecar_without_cpus_does_not_count(divided: CoreUse) -> None:
     sidecar = divided._speculator.sidecar
-    assert divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
     assert not sidecar.starved
     divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
-    assert not divided.enter(64, RUNTIME)
+    assert divided.enter(64, RUNTIME) is TEXTS
     assert sidecar.starved
 
 
 def test_the_target_has_all_cpus_once_speculation_has_ended(
     divided: CoreUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert divided.enter(REQUESTS, RUNTIME)
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
     cores: Any = divided._cores
     leader: Any = Leader.__new__(Leader)
     leader._runtime, leader._core_use = RUNTIME, divided
@@ -165,7 +166,7 @@ def test_all_cpus_are_tried_unless_the_sidecars_drafts_are_worth_more(
         found.add(divided.enter(REQUESTS, RUNTIME))
         divided._times.observe(REQUESTS, 1, PASS_S)
         divided.observe(trees_of(source), [[1, 2, 3]] * REQUESTS, 4 * REQUESTS, PASS_S)
-    assert (False in found) is tried
+    assert (TEXTS in found) is tried
 
 
 BUSY_S, ALONE_S = 0.5, 0.25
@@ -183,7 +184,7 @@ def test_drafts_on_a_shared_device_go_on_only_while_they_are_worth_what_they_cos
     use = CoreUse(placed, PassTimes(PassCost(0, 0, 0)), speculator())
     chosen = []
     for round_ in range(400):
-        chosen.append(use.enter(REQUESTS, RUNTIME))
+        chosen.append(use.enter(REQUESTS, RUNTIME) is ALL)
         seconds = BUSY_S if chosen[-1] else ALONE_S
         use._times.observe(REQUESTS, 1, seconds)
         right = int((round_ + 1) * accepted) - int(round_ * accepted) if chosen[-1] else 0
@@ -206,9 +207,52 @@ def test_a_fixed_pipeline_of_step_drafts_always_has_its_sidecar(divided: CoreUse
             found.add(divided.enter(REQUESTS, replace(RUNTIME, mode=mode)))
             divided._times.observe(REQUESTS, 1, PASS_S)
             divided.observe(trees_of(Source.OUTPUT), [[1]] * REQUESTS, 2 * REQUESTS, PASS_S)
-        assert (False not in found) is kept, mode
+        assert (found == {ALL}) is kept, mode
+
+
+class RightDrafts:
+    """A target whose passes with drafts take twice the time, and give each request `tokens`."""
+
+    def __init__(self, use: CoreUse, tokens: int) -> None:
+        self._use, self._tokens = use, tokens
+
+    def serve(self, rounds: int, settings: RuntimeSettings = RUNTIME) -> list[DraftUse]:
+        found = []
+        for _ in range(rounds):
+            found.append(self._use.enter(REQUESTS, settings))
+            drafts = found[-1] is not NONE
+            seconds = 0.2 if drafts else 0.1
+            nodes = [[1, 2, 3][: self._tokens - 1] if drafts else []] * REQUESTS
+            self._use._times.observe(REQUESTS, 4 if drafts else 1, seconds)
+            self._use.observe(
+                trees_of(Source.OUTPUT), nodes, sum(len(one) + 1 for one in nodes), seconds
+            )
+        return found
+
+
+@pytest.mark.parametrize("placed", [None, Placement("cuda:1"), Placement("cpu", left="1")])
+@pytest.mark.parametrize(("tokens", "drafts"), [(1, False), (2, False), (3, True)])
+def test_rounds_have_drafts_only_while_these_give_more_tokens(
+    monkeypatch: pytest.MonkeyPatch, placed: Placement | None, tokens: int, drafts: bool
+) -> None:
+    """Two tokens in twice the time are not worth it: another use must be clearly better."""
+    monkeypatch.setattr(core_use, "TargetCores", Cores)
+    use = CoreUse(placed, PassTimes(PassCost(0, 0, 0)), speculator())
+    target = RightDrafts(use, tokens)
+    assert target.serve(1) == [ALL]
+    target.serve(400)
+    later = target.serve(400)
+    most = ALL if drafts or tokens == 2 else NONE
+    assert later.count(most) > 360
+    assert NONE in later or tokens == 2
+    assert not use.keeps_drafting or later[-1] is NONE
+    (level,) = use._speculator.totals.describe()["draft_trials"]
+    assert level["over_none"] == pytest.approx(tokens / 2, rel=0.05)
+    fixed = replace(RUNTIME, fixed_width=True)
+    target.serve(3, fixed)
+    assert set(target.serve(200, fixed)) == {ALL}
 
 
 def test_without_speculation_the_target_takes_all_cpus(divided: CoreUse) -> None:
-    assert not divided.enter(REQUESTS, replace(RUNTIME, enabled=False))
+    assert divided.enter(REQUESTS, replace(RUNTIME, enabled=False)) is TEXTS
     assert count(divided) == 2

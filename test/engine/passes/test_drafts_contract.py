@@ -17,7 +17,7 @@ from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.engine.passes.decide.rounds import Rounds
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commits, Drafted, ToSidecar
-from sglang_qspec.policy import FirstTokens, PassTimes, PipelinePlan
+from sglang_qspec.policy import DraftUse, FirstTokens, PassTimes, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.tools.plan.clock import Clock, Signal
 from sglang_qspec.tools.plan.drafts import SimulatedDrafts
@@ -213,6 +213,35 @@ def test_a_round_waits_for_the_drafts_that_come_and_learns_from_its_pass(case: C
     accounting.record(["a"], plan.pipeline, proposal, [[1, 2, 3]], [13])
     assert case.drafts.totals.pipelines["sequential"].input_tokens == 1 + STEPS
     assert case.drafts.totals.accepted[Source.STEP] == before + STEPS
+
+
+class Wide:
+    """Passes of four or eight tokens of each request, as with CUDA graphs."""
+
+    tiers = ()
+
+    def widths(self, requests: int) -> tuple[int, ...]:
+        return (4, 8)
+
+
+def test_a_round_without_drafts_is_plain_whatever_widths_are_captured(case: Case) -> None:
+    runtime = RuntimeSettings.of(QSpecConfig(mode="ahead"), 1 + STEPS)
+    times = PassTimes()
+    rounds = Rounds(case.drafts, runtime, times)
+    rounds.begin(1, splits=lambda: False)
+    case.drafted()
+    case.receive()
+    lookahead = case.drafts.sidecar.lookahead
+    assert lookahead > 0
+    proposer = Proposer(case.drafts, runtime, times, shapes=Wide())
+    for keeps in (True, False):
+        plan = rounds.begin(1, splits=lambda: False, use=DraftUse.NONE, keeps_drafting=keeps)
+        assert case.drafts.sidecar.lookahead == (lookahead if keeps else 0)
+        with pytest.raises(StopIteration) as end:
+            next(proposer.propose(["a"], case.outputs(), plan))
+        assert end.value.value.trees.width == 1
+    plan = rounds.begin(1, splits=lambda: False, use=DraftUse.TEXTS)
+    assert (plan.pipeline, plan.width) == ("queue", 1 + STEPS)
 
 
 def test_the_decisions_import_no_sglang() -> None:

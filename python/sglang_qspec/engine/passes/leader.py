@@ -151,10 +151,12 @@ class Leader:
             with guarded("planning a decoding round"):
                 self.speculator.poll()
                 rids = [req.rid for req in batch.reqs]
+                use = self._core_use.enter(len(rids), self._runtime)
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),
-                    drafted=self._core_use.enter(len(rids), self._runtime),
+                    use=use,
+                    keeps_drafting=self._core_use.keeps_drafting,
                 )
                 if plan.pipeline == "halves":
                     halves = self._halves.split(rids)

@@ -1,11 +1,13 @@
-"""Takes the CPUs for each pass of a target that shares them with its own sidecar.
+"""Decides which drafts each decode round uses, and takes the CPUs for it.
 
-`engine.placement.core_division` has chosen the sidecar's CPUs at the start. While drafts pay,
-decode passes leave these CPUs to the sidecar (`policy.CoreSplit`). Passes over long prompts always
-take all CPUs: they are bound by arithmetic, and the drafts are not needed before their end.
+The rounds use drafts only while these give more tokens per second than plain decoding does, as
+measured (`policy.DraftTrials`).
 
-On a device that target and sidecar share, the same policy decides whether the sidecar drafts for
-running requests at all: its drafts must be worth what they cost the target.
+`engine.placement.core_division` has chosen the CPUs of a server's own sidecar at the start. While
+its drafts pay, decode passes leave these CPUs to the sidecar. Passes over long prompts always take
+all CPUs: they are bound by arithmetic, and the drafts are not needed before their end. On a device
+that target and sidecar share, the sidecar drafts for running requests only while its drafts are
+worth what they cost the target.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from sglang_qspec.config import PIPELINES
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
-from sglang_qspec.policy import CoreSplit, PassTimes
+from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes
 from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
@@ -38,53 +40,65 @@ DRAFTED = frozenset((Source.STEP, Source.QUEUE))
 
 
 class CoreUse:
-    """Divides the CPUs or the time of a shared device round by round.
-
-    It does nothing if the sidecar has a device or CPUs of its own in every round.
-    """
+    """Decides the drafts of each round, and divides the CPUs or the time of a shared device."""
 
     def __init__(self, placed: Placement | None, times: PassTimes, speculator: Speculator) -> None:
         self._times = times
         self._speculator = speculator
         self._cores: TargetCores | None = None
-        self._split: CoreSplit | None = None
+        self._shares = False
+        """Whether the sidecar takes CPUs, or time of a shared device, from the target."""
         self._decides = False
-        """Whether the present round is measured for `_split`."""
-        self._drafts = False
-        """Whether the sidecar drafts for running requests in the present round."""
+        """Whether the present round is measured for `_trials`."""
+        self._use = DraftUse.ALL
+        """The drafts of the present round."""
         self._absent_s = 0.0
         """Seconds of decoding for which a sidecar that is not connected has kept its CPUs."""
+        ratio: float | None = None
         if placed is not None and (placed.shared or placed.shares_cpus):
-            self._split = CoreSplit(math.inf, shared=True)
+            ratio = math.inf
         if placed is not None and placed.cores:
             self._cores = TargetCores(parse_cores(placed.cores))
-            self._split = CoreSplit(self._cores.ratio)
+            ratio = self._cores.ratio
         elif placed is not None and placed.left:
             self._cores = TargetCores(parse_cores(placed.left))
             speculator.totals.target_cpus = self._cores.use(everything=False)
+        self._shares = ratio is not None
+        self._trials = DraftTrials(ratio)
+        speculator.totals.trials = self._trials
 
-    def enter(self, requests: int, settings: RuntimeSettings) -> bool:
-        """Take the CPUs for a decode round; whether the sidecar has time to draft for it.
+    def enter(self, requests: int, settings: RuntimeSettings) -> DraftUse:
+        """Take the CPUs for a decode round, and return the drafts that it uses.
 
-        With a fixed pipeline of step drafts in `settings` it always has.
+        With a fixed pipeline of step drafts in `settings` the sidecar always drafts.
         """
-        if self._split is None:
-            return True
         sidecar = self._speculator.sidecar
         if sidecar.ready:
             self._absent_s = 0.0
-        uses_sidecar = settings.enabled and sidecar.wanted and (sidecar.ready or self._waits)
-        self._decides = uses_sidecar and sidecar.ready and settings.mode not in PIPELINES
-        split = self._split.choose(requests) if self._decides else uses_sidecar
-        self._drafts = split
-        if self._cores is None:
-            self._times.enter_cores(0 if split else ALONE)
-            return split or not uses_sidecar
-        sidecar.starved = not split
-        cpus = self._cores.use(everything=not split)
-        self._times.enter_cores(cpus)
-        self._speculator.totals.target_cpus = cpus
-        return split
+        drafts = settings.enabled and (
+            not self._shares or (sidecar.wanted and (sidecar.ready or self._waits))
+        )
+        self._decides = drafts and settings.mode not in PIPELINES
+        self._decides &= sidecar.ready or not self._shares
+        if self._decides:
+            self._use = self._trials.choose(requests, plain=not settings.fixed_width)
+        else:
+            self._use = DraftUse.ALL if drafts else DraftUse.TEXTS
+        everything = self._use is not DraftUse.ALL
+        if self._shares and self._cores is not None:
+            sidecar.starved = everything
+            cpus = self._cores.use(everything=everything)
+            self._times.enter_cores(cpus)
+            self._speculator.totals.target_cpus = cpus
+        elif self._shares:
+            self._times.enter_cores(ALONE if everything else 0)
+            return self._use if drafts else DraftUse.ALL
+        return self._use
+
+    @property
+    def keeps_drafting(self) -> bool:
+        """Whether the sidecar goes on during a round without drafts, which is only a trial."""
+        return not self._shares and self._decides and self._trials.tries
 
     @property
     def _waits(self) -> bool:
@@ -94,24 +108,22 @@ class CoreUse:
 
     def leave(self) -> None:
         """Give the target all CPUs for good, because speculation has ended."""
-        cores, self._cores, self._split = self._cores, None, None
+        cores, self._cores, self._shares = self._cores, None, False
         if cores is not None:
             self._speculator.totals.target_cpus = cores.use(everything=True)
 
     def enter_prefill(self, tokens: int) -> None:
         """Take the CPUs for a pass over this number of prompt tokens."""
-        if self._cores is not None and self._split is not None and tokens >= LONG:
+        if self._cores is not None and self._shares and tokens >= LONG:
             self._cores.use(everything=True)
 
     def observe(
         self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
     ) -> None:
         """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`."""
-        if self._split is None:
-            return
         if not self._decides:
-            self._split.skip(seconds)
-            if self._drafts:
+            self._trials.skip(seconds)
+            if self._use is DraftUse.ALL:
                 self._absent_s += seconds
             return
         drafted = sum(
@@ -121,13 +133,13 @@ class CoreUse:
         )
         bs = len(accepted)
         plain_rate = bs / self._times.seconds(bs, 1)
-        self._split.observe(tokens, drafted, seconds, plain_rate)
-        if self._cores is None:
+        self._trials.observe(tokens, drafted, seconds, plain_rate)
+        if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)
 
     def lost_seconds(self, seconds: float) -> float:
         """Seconds that the latest decode pass, of `seconds`, lost to a sidecar on its device."""
         slowdown = self._speculator.totals.target_slowdown
-        if slowdown is None or not self._drafts:
+        if slowdown is None or self._use is not DraftUse.ALL:
             return 0.0
         return max(0.0, seconds * (1.0 - 1.0 / slowdown))

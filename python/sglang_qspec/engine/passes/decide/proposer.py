@@ -105,7 +105,8 @@ class Proposer:
         widest = min(policy.max_width, plan.width)
         if policy is self._uniform and policy.widths is not None:
             widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
-        if not self._runtime.enabled or widest == 1 or not drafts:
+        plain = plan.width == 1 or widest == 1
+        if not self._runtime.enabled or plain or not drafts:
             return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
         factors = self._drafts.factors(rids)
         size, left, waited = 0, math.inf, 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_qspec.engine.passes.decide.drafts import Drafts
-from sglang_qspec.policy import PassTimes, PipelinePlan, PipelineSelector
+from sglang_qspec.policy import DraftUse, PassTimes, PipelinePlan, PipelineSelector
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 
 
@@ -18,18 +18,24 @@ class Rounds:
         self._selector = PipelineSelector(times)
 
     def begin(
-        self, requests: int, *, splits: Callable[[], bool], drafted: bool = True
+        self,
+        requests: int,
+        *,
+        splits: Callable[[], bool],
+        use: DraftUse = DraftUse.ALL,
+        keeps_drafting: bool = False,
     ) -> PipelinePlan:
         """Begin a round over this number of requests, and return its plan.
 
-        `splits` says whether the batch can be served in halves. A round that is not `drafted` has
-        no step drafts, because the sidecar has no time for them.
+        `splits` says whether the batch can be served in halves. Only a round with the `use` ALL has
+        step drafts. With `keeps_drafting` the sidecar goes on as in the last round.
         """
-        plan = PipelinePlan("queue", self._runtime.draft_token_num)
-        if drafted:
+        plan = PipelinePlan("queue", 1 if use is DraftUse.NONE else self._runtime.draft_token_num)
+        if use is DraftUse.ALL:
             plan = self._choose(requests, splits)
         self._drafts.totals.pipeline = plan.pipeline
-        self._drafts.sidecar.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
+        if not keeps_drafting:
+            self._drafts.sidecar.lookahead = self._runtime.lookahead(plan.pipeline, plan.width)
         return plan
 
     def _choose(self, requests: int, splits: Callable[[], bool]) -> PipelinePlan:

@@ -1,0 +1,300 @@
+"""Decides which drafts decode rounds use, by measured output tokens per second.
+
+Pass times and acceptance rates predict what drafts are worth, and the other policies follow these
+predictions. `DraftTrials` measures whether they hold. It now and then serves a moment in another
+way, for example without any draft, and keeps the way that gives the most tokens per second. So it
+also counts what no prediction knows: the work between two passes, the cores and the memory
+bandwidth that a sidecar takes from its target.
+
+Batches of one binary order of magnitude share a decision, and begin with that of smaller or larger
+batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class DraftUse(Enum):
+    """The drafts that the passes of a decode round verify."""
+
+    ALL = "all"
+    """All drafts. The sidecar drafts for running requests, on cores of its own if there are any."""
+    TEXTS = "texts"
+    """Those that need no sidecar beside the target: lookups, guesses, and completions from the time
+    before the request was served. The target has all cores."""
+    NONE = "none"
+    """No drafts: plain decoding. The target has all cores."""
+
+
+ALL, TEXTS, NONE = DraftUse
+DESCRIPTION = {
+    ALL: "all drafts",
+    TEXTS: "only drafts that need no sidecar beside the target",
+    NONE: "no drafts",
+}
+"""Each use, for the log."""
+WARM_UP_S = {ALL: 1.5, TEXTS: 0.5, NONE: 0.25}
+"""Seconds of decoding after a change that do not count, by the new use. A sidecar that gets its
+cores needs time to read the texts of the running requests."""
+SETTLE_S = 0.25
+"""Seconds of decoding after a change in which no other change comes; at most each warm-up."""
+WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
+"""Seconds of decoding that are measured as a whole. Plain passes differ least."""
+FIRST_GAP_S, LONGEST_GAP_S = {ALL: 24.0, TEXTS: 3.0, NONE: 3.0}, 192.0
+"""Seconds of decoding between two trials of another use: FIRST_GAP_S by that use at first, then
+four times the last gap, up to LONGEST_GAP_S. The shorter a trial, the sooner it comes."""
+LOSS = 0.01
+"""Share of the decoding time that the trials of one use may lose, by what is known of its rate."""
+FEW = 4
+"""Batch size below which the sidecar has cores of its own before anything is measured, if the
+target doubles its cores without it. With a smaller ratio the limit is higher, because these cores
+are worth less to the target."""
+CLEAR = 0.85
+"""Share of the present use's rate below which a third of a window ends a trial."""
+SLACK = 0.75
+"""Factor by which a batch may be smaller than its level, or its inverse larger."""
+WEIGHT = 0.5
+"""Weight of the latest window in the rate of a use."""
+MARGIN = 1.03
+"""Factor by which another use must be faster to replace the present one."""
+COMPARISONS = 8
+"""Number of the latest comparisons with plain decoding that are shown."""
+
+
+@dataclass
+class _Level:
+    """Measurements and decision for batch sizes of one binary order of magnitude."""
+
+    least: int
+    """Smallest batch size."""
+    use: DraftUse
+    """The decision."""
+    uses: Sequence[DraftUse]
+    """All uses that are tried."""
+    trial: DraftUse | None = None
+    """The use that is being tried in place of the decision."""
+    plain: bool = True
+    """Whether rounds without drafts are allowed now."""
+    rates: dict[DraftUse, float] = field(default_factory=dict)
+    """Output tokens per second by use: moving averages over windows."""
+    gaps: dict[DraftUse, float] = field(default_factory=lambda: dict(FIRST_GAP_S))
+    """Seconds of decoding before the next trial of each use."""
+    since: dict[DraftUse, float] = field(default_factory=lambda: dict.fromkeys(DraftUse, 0.0))
+    """Measured seconds since the last trial of each use."""
+    over_none: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARISONS))
+    """Rates with drafts over rates without, of the latest comparisons."""
+    seconds: float = 0.0
+    """Time of the passes in the present window."""
+    tokens: int = 0
+    """Output tokens in the present window."""
+    drafted: int = 0
+    """Those that the sidecar drafted."""
+
+    @property
+    def wanted(self) -> DraftUse:
+        """The use of the present window."""
+        return self.use if self.trial is None else self.trial
+
+    def allow(self, *, plain: bool) -> None:
+        """Allow rounds without drafts, or end them."""
+        self.plain = plain
+        if plain or self.wanted is not NONE:
+            return
+        self.trial = None
+        if self.use is NONE:
+            self.use = self.uses[-2]
+        self.seconds, self.tokens, self.drafted = 0.0, 0, 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether the decision follows from measurements of at least two uses."""
+        return len(self.rates) > 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the present window ends now: it is full, or a trial is clearly slower."""
+        full = WINDOW_S[self.wanted]
+        if self.seconds >= full:
+            return True
+        slower = self.tokens < CLEAR * self.rates.get(self.use, 0.0) * self.seconds
+        return self.trial is not None and slower and self.seconds >= full / 3
+
+    def conclude(self, predicted: dict[DraftUse, float]) -> None:
+        """End a window, and with it a trial, or begin one.
+
+        `predicted` has the tokens per second that other uses can give at most, where that is known.
+        """
+        rate = self.tokens / self.seconds
+        if self.trial is None:
+            self.rates[self.use] = self._average(rate)
+            for other in self.since:
+                self.since[other] += self.seconds
+            self.trial = self._next_trial(predicted)
+        else:
+            self._compare(rate)
+        self.seconds, self.tokens, self.drafted = 0.0, 0, 0
+
+    def _average(self, rate: float) -> float:
+        before = self.rates.get(self.wanted, rate)
+        return before + WEIGHT * (rate - before)
+
+    def _next_trial(self, predicted: dict[DraftUse, float]) -> DraftUse | None:
+        """The use to try in the next window, if one is due."""
+        due = {
+            other: self.since[other] / self._gap(other, predicted.get(other))
+            for other in self.uses
+            if other is not self.use and (self.plain or other is not NONE)
+        }
+        latest = max(due, key=due.__getitem__, default=None)
+        return latest if latest is not None and due[latest] >= 1.0 else None
+
+    def _gap(self, other: DraftUse, predicted: float | None) -> float:
+        """Seconds before the next trial of a use, so that its trials lose at most `LOSS`."""
+        known = self.rates.get(other, predicted)
+        if known is None:
+            return self.gaps[other]
+        present = self.rates[self.use]
+        if other is TEXTS and predicted is not None and present > MARGIN * predicted:
+            return math.inf  # it cannot win
+        lost = max(0.0, 1.0 - known / present) * (WARM_UP_S[other] + WINDOW_S[other] / 3)
+        return max(self.gaps[other], lost / LOSS)
+
+    def _compare(self, rate: float) -> None:
+        """End a trial that gave this rate."""
+        tried, present = self.wanted, self.rates[self.use]
+        if NONE in (tried, self.use) and min(rate, present) > 0.0:
+            self.over_none.append(present / rate if tried is NONE else rate / present)
+        self.rates[tried] = self._average(rate)
+        self.trial, self.since[tried] = None, 0.0
+        if self.rates[tried] <= MARGIN * present:
+            self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP_S)
+            return
+        self.use, self.gaps = tried, dict(FIRST_GAP_S)
+        self.since = dict.fromkeys(DraftUse, 0.0)
+        logger.info(
+            "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
+            self.least,
+            2 * self.least - 1,
+            DESCRIPTION[tried],
+            self.rates[tried],
+            present,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The level for /server_info."""
+        ratios = sorted(self.over_none)
+        return {
+            "requests": [self.least, 2 * self.least - 1],
+            "drafts": self.use.value,
+            "tokens_per_s": {use.value: round(rate, 1) for use, rate in self.rates.items()},
+            "over_none": round(median(ratios), 3) if ratios else None,
+            "over_none_range": [round(ratio, 3) for ratio in (ratios[0], ratios[-1])]
+            if ratios
+            else None,
+            "comparisons": len(ratios),
+        }
+
+
+class DraftTrials:
+    """Chooses the `DraftUse` of each decode round."""
+
+    def __init__(self, ratio: float | None = None) -> None:
+        """`ratio` is the largest possible speedup of the target without the sidecar beside it.
+
+        With cores that is the number of all cores over the number without those of the sidecar, and
+        infinity on another device that both share. None if the sidecar takes nothing from the
+        target; then it drafts in all rounds, and only plain decoding is tried.
+        """
+        self._ratio = ratio
+        self._few = math.inf
+        if ratio is not None and 1.0 < ratio < math.inf:
+            self._few = FEW / (ratio - 1.0)
+        self._uses = (ALL, NONE) if ratio is None else (ALL, TEXTS, NONE)
+        self._levels: dict[int, _Level] = {}
+        self._level = self._enter(1)
+        """The level of the present round."""
+        self._use = ALL
+        """The use of the present round."""
+        self._since = math.inf
+        """Seconds of decoding since the use changed."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether the use of the present round is only tried."""
+        return self._level.trial is not None
+
+    def choose(self, requests: int, *, plain: bool = True) -> DraftUse:
+        """The drafts of the next round over `requests`; NONE only if `plain` rounds are allowed."""
+        # The level changes only if the batch is clearly smaller or larger.
+        if not SLACK * self._level.least <= requests < 2 * self._level.least / SLACK:
+            self._level = self._enter(1 << requests.bit_length() - 1)
+        self._level.allow(plain=plain)
+        wanted = self._level.wanted
+        if wanted is not self._use and self._since >= SETTLE_S:
+            self._use, self._since = wanted, 0.0
+        return self._use
+
+    def _enter(self, least: int) -> _Level:
+        if least not in self._levels:
+            self._levels[least] = _Level(least, self._first(least), self._uses)
+        return self._levels[least]
+
+    def _first(self, least: int) -> DraftUse:
+        """The use of batches from `least` requests on before any of them is measured.
+
+        Drafts are worth more with fewer requests, so measured decisions of other levels tell.
+        """
+        measured = sorted(
+            (level for level in self._levels.values() if level.measured), key=lambda lv: lv.least
+        )
+        smaller = [level.use for level in measured if level.least < least]
+        if smaller and smaller[-1] is not ALL:
+            return smaller[-1]
+        larger = [level.use for level in measured if level.least > least]
+        return ALL if least < self._few or ALL in larger else TEXTS
+
+    def skip(self, seconds: float) -> None:
+        """Record a decode pass that says nothing about the uses."""
+        self._since += seconds
+
+    def observe(self, tokens: int, drafted: int, seconds: float, plain_rate: float) -> None:
+        """Record a decode pass of the round for which `choose` was called last.
+
+        The pass gave `tokens` output tokens in `seconds`; the sidecar drafted `drafted` of them.
+        `plain_rate` is the predicted number of tokens per second without drafts, on the cores of
+        this pass.
+        """
+        self.skip(seconds)
+        level = self._level
+        if self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
+            return
+        level.seconds += seconds
+        level.tokens += tokens
+        level.drafted += drafted
+        if level.is_over:
+            level.conclude(self._predicted(plain_rate))
+
+    def _predicted(self, plain_rate: float) -> dict[DraftUse, float]:
+        """The tokens per second that other uses can give, as far as the present window tells."""
+        level = self._level
+        ratio = self._ratio if self._ratio is not None and self._use is ALL else 1.0
+        others = (level.tokens - level.drafted) / level.seconds
+        predicted = {NONE: ratio * plain_rate}
+        if self._use is ALL:
+            # The target speeds up by the ratio at most, and only the sidecar's drafts go.
+            predicted[TEXTS] = ratio * max(plain_rate, others)
+        return predicted
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The levels that have measurements, for /server_info."""
+        return [level.describe() for _, level in sorted(self._levels.items()) if level.rates]
