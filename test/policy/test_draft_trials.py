@@ -9,7 +9,8 @@ import pytest
 
 from sglang_qspec.policy import DraftTrials, DraftUse
 from sglang_qspec.policy.draft_trials import (
-    LONGEST_GAP_S,
+    FEWEST,
+    LONGEST_GAP,
     LOSS,
     SETTLE_S,
     WARM_UP_S,
@@ -87,10 +88,22 @@ def test_trials_of_plain_decoding_lose_less_than_one_percent(worth: float, known
     assert found * (1.0 - 1.0 / worth) < LOSS
 
 
+def test_long_passes_have_longer_windows_and_fewer_trials() -> None:
+    """A pass takes a second, so a window of plain decoding takes eight."""
+    trials = DraftTrials()
+    uses = []
+    for _ in range(1000):
+        uses.append(trials.choose(2))
+        trials.observe({ALL: 20, NONE: 18}[uses[-1]], 0, 1.0, 18.0)
+    lengths = [len(list(same)) for use, same in groupby(uses) if use is NONE]
+    assert set(lengths) == {FEWEST}
+    assert 0.1 * sum(lengths) < LOSS * len(uses)
+
+
 def test_drafts_that_pay_again_come_back() -> None:
     trials = DraftTrials()
     list(serve(trials, rates(90, 0, 100), 200))
-    longest = LONGEST_GAP_S + 2 * (WARM_UP_S[ALL] + WINDOW_S[ALL])
+    longest = LONGEST_GAP * WINDOW_S[ALL] + 2 * (WARM_UP_S[ALL] + WINDOW_S[ALL])
     list(serve(trials, rates(200, 0, 100), 2 * longest))
     assert share(serve(trials, rates(200, 0, 100), 100)) > 0.95
 

@@ -50,9 +50,11 @@ SETTLE_S = 0.25
 """Seconds of decoding after a change in which no other change comes; at most each warm-up."""
 WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
 """Seconds of decoding that are measured as a whole. Plain passes differ least."""
-FIRST_GAP_S, LONGEST_GAP_S = {ALL: 24.0, TEXTS: 3.0, NONE: 3.0}, 192.0
-"""Seconds of decoding between two trials of another use: FIRST_GAP_S by that use at first, then
-four times the last gap, up to LONGEST_GAP_S. The shorter a trial, the sooner it comes."""
+FEWEST = 8
+"""Number of passes that a window has at least, however long they are."""
+FIRST_GAP, LONGEST_GAP = {ALL: 16, TEXTS: 2, NONE: 6}, 128
+"""Time between two trials of another use, in windows of that use: FIRST_GAP at first, then four
+times the last gap, up to LONGEST_GAP. The shorter a trial, the sooner it comes."""
 LOSS = 0.01
 """Share of the decoding time that the trials of one use may lose, by what is known of its rate."""
 FEW = 4
@@ -87,16 +89,20 @@ class _Level:
     """Whether rounds without drafts are allowed now."""
     rates: dict[DraftUse, float] = field(default_factory=dict)
     """Output tokens per second by use: moving averages over windows."""
-    gaps: dict[DraftUse, float] = field(default_factory=lambda: dict(FIRST_GAP_S))
-    """Seconds of decoding before the next trial of each use."""
+    gaps: dict[DraftUse, int] = field(default_factory=lambda: dict(FIRST_GAP))
+    """Windows before the next trial of each use."""
     since: dict[DraftUse, float] = field(default_factory=lambda: dict.fromkeys(DraftUse, 0.0))
     """Measured seconds since the last trial of each use."""
     over_none: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARISONS))
     """Rates with drafts over rates without, of the latest comparisons."""
+    pass_seconds: float = 0.0
+    """Mean time of a pass in the last window of the decision."""
+    passes: int = 0
+    """Number of passes in the present window."""
     seconds: float = 0.0
-    """Time of the passes in the present window."""
+    """Their time."""
     tokens: int = 0
-    """Output tokens in the present window."""
+    """Their output tokens."""
     drafted: int = 0
     """Those that the sidecar drafted."""
 
@@ -113,7 +119,7 @@ class _Level:
         self.trial = None
         if self.use is NONE:
             self.use = self.uses[-2]
-        self.seconds, self.tokens, self.drafted = 0.0, 0, 0
+        self._clear()
 
     @property
     def measured(self) -> bool:
@@ -123,11 +129,11 @@ class _Level:
     @property
     def is_over(self) -> bool:
         """Whether the present window ends now: it is full, or a trial is clearly slower."""
-        full = WINDOW_S[self.wanted]
-        if self.seconds >= full:
+        share = min(self.seconds / WINDOW_S[self.wanted], self.passes / FEWEST)
+        if share >= 1.0:
             return True
         slower = self.tokens < CLEAR * self.rates.get(self.use, 0.0) * self.seconds
-        return self.trial is not None and slower and self.seconds >= full / 3
+        return self.trial is not None and slower and share >= 1 / 3
 
     def conclude(self, predicted: dict[DraftUse, float]) -> None:
         """End a window, and with it a trial, or begin one.
@@ -136,13 +142,18 @@ class _Level:
         """
         rate = self.tokens / self.seconds
         if self.trial is None:
+            self.pass_seconds = self.seconds / self.passes
             self.rates[self.use] = self._average(rate)
             for other in self.since:
                 self.since[other] += self.seconds
             self.trial = self._next_trial(predicted)
         else:
             self._compare(rate)
-        self.seconds, self.tokens, self.drafted = 0.0, 0, 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """Begin a window."""
+        self.passes, self.seconds, self.tokens, self.drafted = 0, 0.0, 0, 0
 
     def _average(self, rate: float) -> float:
         before = self.rates.get(self.wanted, rate)
@@ -160,14 +171,16 @@ class _Level:
 
     def _gap(self, other: DraftUse, predicted: float | None) -> float:
         """Seconds before the next trial of a use, so that its trials lose at most `LOSS`."""
+        window = max(WINDOW_S[other], FEWEST * self.pass_seconds)
+        gap = self.gaps[other] * window
         known = self.rates.get(other, predicted)
         if known is None:
-            return self.gaps[other]
+            return gap
         present = self.rates[self.use]
         if other is TEXTS and predicted is not None and present > MARGIN * predicted:
             return math.inf  # it cannot win
-        lost = max(0.0, 1.0 - known / present) * (WARM_UP_S[other] + WINDOW_S[other] / 3)
-        return max(self.gaps[other], lost / LOSS)
+        lost = max(0.0, 1.0 - known / present) * (WARM_UP_S[other] + window / 3)
+        return max(gap, lost / LOSS)
 
     def _compare(self, rate: float) -> None:
         """End a trial that gave this rate."""
@@ -177,9 +190,9 @@ class _Level:
         self.rates[tried] = self._average(rate)
         self.trial, self.since[tried] = None, 0.0
         if self.rates[tried] <= MARGIN * present:
-            self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP_S)
+            self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP)
             return
-        self.use, self.gaps = tried, dict(FIRST_GAP_S)
+        self.use, self.gaps = tried, dict(FIRST_GAP)
         self.since = dict.fromkeys(DraftUse, 0.0)
         logger.info(
             "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
@@ -278,6 +291,7 @@ class DraftTrials:
         level = self._level
         if self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
             return
+        level.passes += 1
         level.seconds += seconds
         level.tokens += tokens
         level.drafted += drafted
