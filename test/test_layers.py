@@ -209,7 +209,7 @@ def test_imports_in_functions_of_the_system_have_a_reason() -> None:
     for name, part, tree in modules():
         lines = (PACKAGE / name).read_text().splitlines()
         if part == "tools" or "import" in (ast.get_docstring(tree) or ""):
-            continue
+            continue  # the docstring of `tools` has the reason of all commands
         for statement in late_imports(tree):
             beside = lines[statement.lineno - 1 : statement.end_lineno]
             if "  #" not in "".join(beside) and "#" not in lines[statement.lineno - 2]:
