@@ -152,7 +152,7 @@ class ServerContract:
     """The sidecar drafts more than this share of the greedy tokens."""
     sampled: ClassVar[dict[str, Any]] = SAMPLED
     samples: ClassVar[int] = SAMPLES
-    """Parameters and number of the samples whose distribution is tested."""
+    """Sampling parameters of the test of frequencies, and its number of samples."""
     refused: ClassVar[tuple[tuple[str, int, str], ...]] = (
         ("completions", 9, "from 1 to 8"),
         ("mode", 9, "qspec_mode is 9, but must be a whole number from 0 to 4"),

@@ -138,7 +138,8 @@ class _Level:
     def conclude(self, predicted: dict[DraftUse, float]) -> None:
         """End a window, and with it a trial, or begin one.
 
-        `predicted` has the tokens per second that other uses can give at most, where that is known.
+        `predicted` has the tokens per second that other uses may give, as far as that is known. For
+        TEXTS it is an upper limit.
         """
         rate = self.tokens / self.seconds
         if self.trial is None:
@@ -299,7 +300,7 @@ class DraftTrials:
             level.conclude(self._predicted(plain_rate))
 
     def _predicted(self, plain_rate: float) -> dict[DraftUse, float]:
-        """The tokens per second that other uses can give, as far as the present window tells."""
+        """Predicted tokens per second of other uses; that of TEXTS is an upper limit."""
         level = self._level
         ratio = self._ratio if self._ratio is not None and self._use is ALL else 1.0
         others = (level.tokens - level.drafted) / level.seconds

@@ -30,7 +30,7 @@ class PassStatistics:
         self.step_tokens = 0
         """Number of step draft tokens that these passes produced."""
         self.step_seconds = 0.0
-        """Seconds of these passes together."""
+        """Total time of these passes, in seconds."""
         self.completion_len: float | None = None
         """Mean length of a finished first completion, in tokens; None before the first."""
         self._recent_tokens = 0.0

@@ -138,7 +138,7 @@ def test_the_rows_of_the_sidecars_kv_hold_the_slots_that_they_hold_on_the_cpu(
 
 
 class SlotsOn(SlotList):
-    """A pool whose slots lie on a device."""
+    """A KV pool on the device."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         super().__init__(size)

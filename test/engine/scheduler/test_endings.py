@@ -88,7 +88,7 @@ def test_an_error_in_the_search_leaves_sglangs_own_end_and_the_whole_output(
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", r"(\w+\s?)+\d", "(aa|a+)+b"])
 @pytest.mark.parametrize("run", [1, 4])
 def test_a_search_without_end_ends_its_request(tokenizer: Any, pattern: str, run: int) -> None:
-    """One more character of output doubles the time of these searches."""
+    """The time of these searches doubles with each character of output."""
     req = request(tokenizer, "a" * 80 + "!", stop_regex=pattern)
     output = list(req.output_ids)
     endings.update_finish_state(inspect.unwrap(Req.update_finish_state), req, run)

@@ -74,7 +74,7 @@ class Submissions:
         self.tokens += len(commit.token_ids)
 
     def check_integrity(self, requests: Iterable[LiveRequest]) -> None:
-        """Raise RuntimeError unless each open submission belongs to one of these requests."""
+        """Raise RuntimeError if an open submission belongs to none of these requests."""
         submitted = {
             live.drafting.submission.number: live
             for live in requests

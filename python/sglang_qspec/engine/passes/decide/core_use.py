@@ -98,7 +98,8 @@ class CoreUse:
     @property
     def keeps_drafting(self) -> bool:
         """Whether the sidecar goes on during a round without drafts, which is only a trial."""
-        return not self._shares and self._decides and self._trials.tries
+        tries_none = self._use is DraftUse.NONE and self._decides and self._trials.tries
+        return tries_none and not self._shares
 
     @property
     def _waits(self) -> bool:
