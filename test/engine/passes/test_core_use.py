@@ -245,14 +245,14 @@ def test_rounds_have_drafts_only_while_these_give_more_tokens(
     assert target.serve(1) == [ALL]
     target.serve(400)
     target.kept.clear()
-    later = target.serve(400)
+    later = target.serve(4000)
     most = ALL if drafts or tokens == 2 else NONE
-    assert later.count(most) > 360
-    assert NONE in later or tokens == 2
+    assert later.count(most) > 3600
+    assert {ALL, NONE} == set(later), "the other use is tried"
     # Where plain decoding is only tried, the sidecar goes on. Otherwise it must follow the use: it
     # drafts for a trial of ALL, and stops after it.
     assert {used for used, kept in zip(later, target.kept, strict=True) if kept} <= {NONE}
-    assert any(target.kept) is (most is ALL and NONE in later)
+    assert any(target.kept) is (most is ALL)
     (level,) = use._speculator.totals.describe()["draft_trials"]
     assert level["over_none"] == pytest.approx(tokens / 2, rel=0.05)
     fixed = replace(RUNTIME, fixed_width=True)
