@@ -104,10 +104,18 @@ def test_more_lines_than_open_files_can_be_in_flight(tmp_path: Path, output: Pat
 
 
 def test_in_flight_limits_the_lines_at_the_server(path: Path, output: Path) -> None:
-    fake = FakeServer(delay=0.05)
+    fake = FakeServer(delay=0.2)
     with serving(fake) as url:
         assert batch(path, "--output", output, "--url", url, "--in-flight", "5") == 0
     assert fake.most == 5
+    assert sorted(fake.order) == sorted(PROMPTS)
+
+
+def test_lines_are_sent_in_the_order_of_the_file(path: Path, output: Path) -> None:
+    # Of several lines in flight, a later one may reach the server before an earlier one.
+    fake = FakeServer()
+    with serving(fake) as url:
+        assert batch(path, "--output", output, "--url", url, "--in-flight", "1") == 0
     assert fake.order == PROMPTS
 
 
