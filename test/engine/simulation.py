@@ -95,7 +95,7 @@ class Simulation:
             self._pass(running, outputs, answers)
             for rid in running:
                 if len(outputs[rid]) >= len(answers[rid]):
-                    self.active.end(rid)
+                    self.active.end(rid, len(outputs[rid]))
                     self.ended[rid] = self.clock.now - began
         self.active.check_integrity()
         return self.clock.now - began

@@ -23,7 +23,7 @@ from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, is_step
 from sglang_qspec.engine.sidecar.pool import Opened, SidecarPool
 from sglang_qspec.engine.telemetry.first_drafts import FirstDrafts
 from sglang_qspec.messages import Drafted, SeededSampling
-from sglang_qspec.policy import FirstTokens, Sources
+from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
@@ -51,6 +51,7 @@ class Speculator:
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()
         self.sources = Sources(clock)
+        self.last_requests = LastRequests()
         self.link_seconds = 0.0
         """Seconds spent on sending and receiving since the start, without waits."""
         self._link_taken = 0.0
@@ -150,6 +151,7 @@ class Speculator:
         self.sidecar.end(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
+            self.last_requests.observe(at_limit=output_len >= live.max_new_tokens)
         return live.tally
 
     def poll(self) -> None:
@@ -231,6 +233,18 @@ class Speculator:
         """Factor by which each request's scores are multiplied: float64 [bs]."""
         lives = map(self._live.get, rids)
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
+
+    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens that each request may still give: int64 [bs]; None while others wait.
+
+        A request without drafts may be the one that ends last.
+        """
+        if any(live.waits for live in self._live.values()):
+            return None
+        lives = [self._live.get(rid) for rid in rids]
+        known = [live and live.max_new_tokens - len(live.output_ids) for live in lives]
+        most = max((left for left in known if left is not None), default=0)
+        return np.array([most if left is None else left for left in known], dtype=np.int64)
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs].

@@ -2,6 +2,7 @@
 
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.draft_trials import DraftTrials, DraftUse
+from sglang_qspec.policy.last_requests import LastRequests
 from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.prefill_rows import PrefillRows
@@ -22,6 +23,7 @@ __all__ = [
     "DraftTrials",
     "DraftUse",
     "FirstTokens",
+    "LastRequests",
     "PassCost",
     "PassTimes",
     "PipelinePlan",

@@ -55,6 +55,8 @@ class Case(NamedTuple):
     """Let all messages of the sidecar arrive; its step drafts have STEPS tokens that are right."""
     lose: Callable[[], object]
     """End the sidecar."""
+    queue: Callable[[], object]
+    """Let another request wait."""
 
     def propose(self, width: int = 8) -> DraftTrees:
         return self.drafts.propose(["a"], self.outputs(), width)
@@ -91,7 +93,10 @@ def of_a_server() -> Case:
         link.die()
         poll(active)
 
-    return Case(active, outputs, lambda: poll(active), lose)
+    def queue() -> None:
+        enqueue(active, "b", max_new_tokens=40)
+
+    return Case(active, outputs, lambda: poll(active), lose, queue)
 
 
 def of_the_planner() -> Case:
@@ -109,7 +114,10 @@ def of_the_planner() -> Case:
     def lose() -> None:
         clock.run(1.5e6)
 
-    return Case(drafts, lambda: [[1] * request.done], receive, lose)
+    def queue() -> None:
+        drafts.others_wait = True
+
+    return Case(drafts, lambda: [[1] * request.done], receive, lose, queue)
 
 
 @pytest.fixture(params=[of_a_server, of_the_planner])
@@ -181,6 +189,17 @@ def test_nothing_is_awaited_of_a_sidecar_that_is_lost(case: Case) -> None:
     case.lose()
     assert not case.drafts.sidecar.ready
     assert not case.drafts.awaited(["a"], case.propose()).any()
+
+
+def test_remaining_tokens_count_down_while_no_other_request_waits(case: Case) -> None:
+    before = case.drafts.remaining(["a"])
+    assert before is not None
+    case.record(case.drafted(), 2)
+    after = case.drafts.remaining(["a"])
+    assert after is not None
+    assert (after < before).all()
+    case.queue()
+    assert case.drafts.remaining(["a"]) is None
 
 
 def test_link_seconds_are_taken_once(case: Case) -> None:

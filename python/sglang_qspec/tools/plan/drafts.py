@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.policy import FirstTokens, Sources
+from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
@@ -42,11 +42,14 @@ class SimulatedDrafts:
         """
         self.totals = Totals()
         self.sources = Sources(clock.time)
+        self.last_requests = LastRequests()
         self.sidecar = sidecar
         self._clock, self._rng = clock, rng
         self._reports = reports
         self._again = tables.again if matches_again else 0.0
         self._requests: dict[str, Request] = {}
+        self.others_wait = False
+        """Whether the target has a queue of requests."""
 
     @property
     def running(self) -> int:
@@ -91,6 +94,13 @@ class SimulatedDrafts:
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factor of each request's scores, from its credit."""
         return np.array([self._requests[rid].credit.factor for rid in rids])
+
+    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens that each request will still give; None while others wait."""
+        if self.others_wait:
+            return None
+        requests = (self._requests[rid] for rid in rids)
+        return np.array([request.size - request.done for request in requests], dtype=np.int64)
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Which requests get step drafts that a wait could use."""
@@ -145,6 +155,7 @@ class SimulatedDrafts:
         request.done += min(tokens, request.size - request.done)
         if request.done == request.size:
             request.finished = self._clock.now
+            self.last_requests.observe(at_limit=True)
             del self._requests[request.rid]
             self.sidecar.close(request)
         elif self._reports:

@@ -155,6 +155,7 @@ class Target:
 
     def _round(self) -> Process:
         rids = [request.rid for request in self._running]
+        self._drafts.others_wait = bool(self._queue)
         plan = self._rounds.begin(len(rids), splits=self._splits)
         if Source.STEP in self._drafts.sources.paused:
             self._link.lookahead = 0

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.policy import FirstTokens, Sources
+from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees
 
@@ -70,6 +70,13 @@ class Drafts(Protocol):
 
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factor by which each request's scores are multiplied: float64 [bs]."""
+
+    @property
+    def last_requests(self) -> LastRequests:
+        """What tokens are worth for the end of the batch."""
+
+    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens that each request may still give: int64 [bs]; None while others wait."""
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs]."""

@@ -69,6 +69,7 @@ class Proposer:
         self._shapes = shapes or AllShapes()
         self._runtime = runtime_settings
         self._clock = clock
+        self._times = times
         self._chains = chains
         widest = runtime_settings.draft_token_num
         self._uniform = WidthPolicy(widest, times=times)
@@ -108,7 +109,7 @@ class Proposer:
         plain = plan.width == 1 or widest == 1
         if not self._runtime.enabled or plain or not drafts:
             return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
-        factors = self._drafts.factors(rids)
+        factors = self._factors(rids)
         size, left, waited = 0, math.inf, 0.0
         while True:
             trees = self._drafts.propose(rids, outputs, widest)
@@ -122,6 +123,15 @@ class Proposer:
             waited += took
             if left <= 0.0:
                 return Proposal(choice.cut(usable), trees, waited)
+
+    def _factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
+        """Factors of the scores of each request's tokens: its credit, and what they are worth."""
+        factors = self._drafts.factors(rids)
+        remaining = self._drafts.remaining(rids) if len(rids) > 1 else None
+        if remaining is None:
+            return factors
+        plain, half = (self._times.seconds(bs, 1) for bs in (len(rids), len(rids) // 2))
+        return factors * self._drafts.last_requests.worth(remaining, plain, half)
 
     def _policy(self, requests: int) -> WidthPolicy | RowBudget:
         """The policy for the next pass, set to the present runtime settings and the batch size."""

@@ -1,0 +1,81 @@
+"""What tokens are worth for the end of the batch, and what passes verify accordingly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sglang_qspec.policy import LastRequests, PassCost, PassTimes, RowBudget
+from sglang_qspec.policy.last_requests import CLIENT, MEMORY, NEAR
+
+LEVEL = np.full(8, 100)
+AHEAD = np.where(np.arange(8) < 2, 100, 100 - NEAR - 1)
+"""Two of eight requests are behind the others."""
+
+
+@pytest.fixture
+def known() -> LastRequests:
+    """Practically all answers reach their limit."""
+    return LastRequests(ended=1e9, at_limit=1e9)
+
+
+@pytest.mark.parametrize("half", [1.0, 1.5, 2.0])
+def test_tokens_of_requests_that_go_on_side_by_side_are_worth_the_same(
+    known: LastRequests, half: float
+) -> None:
+    assert known.worth(LEVEL, 2.0, half) == pytest.approx(1.0)
+    assert known.worth(LEVEL[:4] - np.arange(4), 2.0, half) == pytest.approx(1.0)
+    assert known.worth(LEVEL[:1], 2.0, half) == pytest.approx(1.0)
+
+
+def test_tokens_of_the_last_requests_are_worth_the_passes_that_they_save(
+    known: LastRequests,
+) -> None:
+    """A pass over half of the batch takes three quarters of the time: half of it goes with rows."""
+    worth = known.worth(AHEAD, 2.0, 1.5)
+    assert worth[:2] == pytest.approx(CLIENT + (1 - CLIENT) * (0.5 + 0.5 * 4))
+    assert worth[2:] == pytest.approx(CLIENT + (1 - CLIENT) * 0.5)
+    assert worth.mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("half", [1.0, 0.9])
+def test_where_all_time_goes_with_rows_no_token_is_worth_more_than_another(
+    known: LastRequests, half: float
+) -> None:
+    assert known.worth(AHEAD, 2.0, half) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("half", [2.0, 3.0])
+def test_where_rows_cost_nothing_tokens_of_the_others_are_worth_something_to_their_clients(
+    known: LastRequests, half: float
+) -> None:
+    assert known.worth(AHEAD, 2.0, half)[2:] == pytest.approx(CLIENT)
+
+
+def test_an_empty_batch_has_no_tokens(known: LastRequests) -> None:
+    assert known.worth(LEVEL[:0], 1.0, 1.0).shape == (0,)
+
+
+def test_the_worth_follows_what_is_known_of_ends() -> None:
+    """An answer that may end anywhere may also be the last one."""
+    ends = LastRequests()
+    assert ends.certainty == 0.5
+    for _ in range(int(4 * MEMORY)):
+        ends.observe(at_limit=False)
+    assert ends.certainty < 0.05
+    assert ends.worth(AHEAD, 2.0, 1.5) == pytest.approx(1.0, abs=0.1)
+    for _ in range(int(4 * MEMORY)):
+        ends.observe(at_limit=True)
+    assert ends.certainty > 0.9
+    assert ends.worth(AHEAD, 2.0, 1.5).max() > 1.8
+
+
+def test_rows_that_cost_much_go_to_the_last_requests_alone(known: LastRequests) -> None:
+    """Each request has one draft token that is right in 85 % of all cases."""
+    times = PassTimes(PassCost(0, 0, 0.375))  # a quarter of a pass over eight rows is fixed
+    budget = RowBudget(4, times=times)
+    scores = np.array([[1.0, 0.85, 0.0, 0.0]] * 8, dtype=np.float32)
+    assert budget.choose(scores).lengths.tolist() == [2] * 8
+    plain, half = times.seconds(8, 1), times.seconds(4, 1)
+    worth = known.worth(AHEAD, plain, half)
+    assert budget.choose(scores, worth).lengths.tolist() == [2, 2, *[1] * 6]
