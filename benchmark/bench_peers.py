@@ -27,14 +27,13 @@ over SGLang without speculation.
 from __future__ import annotations
 
 import argparse
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark.harness import charts
 from benchmark.harness.cells import Cell, in_turn
-from benchmark.harness.dataset import fitting, mixed, of_round
+from benchmark.harness.dataset import fitting, lengths_of, mixed, of_round, token_ids
 from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
 from benchmark.harness.report import Report, line_figure
 from benchmark.harness.run import Answer, Run
@@ -43,7 +42,18 @@ from benchmark.harness.serving import keep_in_flight
 from benchmark.harness.session import Session, rounded_up
 from benchmark.harness.statistics import Ratio, number, ratio_record
 from benchmark.harness.summary import Summary, table
-from benchmark.peers.servers import NAMES, OWN, QSPEC, SGLANG, WIDTH, Programs, ask, configuration
+from benchmark.peers.servers import (
+    NAMES,
+    OWN,
+    QSPEC,
+    SGLANG,
+    WIDTH,
+    add_programs,
+    ask,
+    chosen,
+    configuration,
+    programs_of,
+)
 
 NAME = "bench_peers"
 WARM_UP_TOKENS = 32
@@ -94,16 +104,6 @@ def cells_of(configs: Sequence[str], levels: Sequence[int], rounds: int) -> list
     return in_turn(first, rounds)
 
 
-def lengths_of(prompts: Sequence[Sequence[int]], tokens: int, spread: float) -> list[int]:
-    """Lengths of the answers, in tokens: `tokens` on average, and up to `spread` of it apart.
-
-    The length depends on the prompt only. `spread` is from 0 to 1.
-    """
-    most = round(tokens * spread)
-    draws = (random.Random(str(list(prompt))) for prompt in prompts)
-    return [max(1, tokens + draw.randint(-most, most)) for draw in draws]
-
-
 def over_best_peer(summary: Summary, level: int) -> Ratio | None:
     """QSPEC over the peer with the smallest ratio; None without a peer or common rounds."""
     peers = (name for name in summary.configs if name not in OWN)
@@ -150,22 +150,11 @@ def prompts_of(
     return found[count : count + cell["in_flight"]], found[:count]
 
 
-def token_ids(model: Path, texts: Sequence[str]) -> list[list[int]]:
-    """The token ids of texts in the model's chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [tokenizer(text).input_ids for text in texts]
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(NAME, __doc__)
     add = parser.add_argument
     add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with prompts")
-    add("--vllm", type=Path, help="a Python interpreter that has vLLM")
-    add("--llama-server", type=Path, help="llama.cpp's server; needs --llama-model")
-    add("--llama-model", type=Path, help="the target as a GGUF file")
-    add("--llama-draft", type=Path, help="the draft model as a GGUF file (default: none)")
+    add_programs(parser)
     add("--configs", nargs="+", help="servers to run (default: all that can)")
     levels = "requests in flight (default: 1 2 4 8 16)"
     add("--levels", nargs="+", type=positive, default=[1, 2, 4, 8, 16], help=levels)
@@ -177,18 +166,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--spread", type=float, default=0.0, help=spread)
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)
-    if (options.llama_server is None) != (options.llama_model is None):
-        parser.error("--llama-server and --llama-model go together")
     if not 0 <= options.spread <= 1:
         parser.error(f"--spread: {options.spread:g} is not from 0 to 1")
-    programs = Programs(
-        options.vllm, options.llama_server, options.llama_model, options.llama_draft
-    )
-    unknown = sorted(set(options.configs or ()) - set(programs.names))
-    if unknown:
-        choices = ", ".join(programs.names)
-        parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
-    options.programs, options.configs = programs, options.configs or programs.names
+    options.programs = programs_of(parser, options)
+    options.configs = chosen(parser, options.configs, options.programs.names)
     options.levels = sorted(set(options.levels))
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
@@ -90,3 +91,21 @@ def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
     """The prompts of all groups in turn, one prompt of each group at a time."""
     turns = zip_longest(*groups.values())
     return [prompt for turn in turns for prompt in turn if prompt is not None]
+
+
+def token_ids(model: Path, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of texts in the model's chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [tokenizer(text).input_ids for text in texts]
+
+
+def lengths_of(prompts: Sequence[Sequence[int]], tokens: int, spread: float) -> list[int]:
+    """Lengths of the answers, in tokens: `tokens` on average, and up to `spread` of it apart.
+
+    The length depends on the prompt only. `spread` is from 0 to 1.
+    """
+    most = round(tokens * spread)
+    draws = (random.Random(str(list(prompt))) for prompt in prompts)
+    return [max(1, tokens + draw.randint(-most, most)) for draw in draws]

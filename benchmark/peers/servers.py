@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,36 @@ class Programs:
         if self.llama_server is not None:
             found += [LLAMA, *([LLAMA_DRAFT] if self.llama_draft is not None else [])]
         return tuple(found)
+
+
+def add_programs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name peers; `programs_of` reads them."""
+    add = parser.add_argument
+    add("--vllm", type=Path, help="a Python interpreter that has vLLM")
+    add("--llama-server", type=Path, help="llama.cpp's server; needs --llama-model")
+    add("--llama-model", type=Path, help="the target as a GGUF file")
+    add("--llama-draft", type=Path, help="the draft model as a GGUF file (default: none)")
+
+
+def programs_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Programs:
+    """The peers of the options. Ends the process with a message if these conflict."""
+    if (options.llama_server is None) != (options.llama_model is None):
+        parser.error("--llama-server and --llama-model go together")
+    return Programs(options.vllm, options.llama_server, options.llama_model, options.llama_draft)
+
+
+def chosen(
+    parser: argparse.ArgumentParser, names: Sequence[str] | None, known: Sequence[str]
+) -> Sequence[str]:
+    """The configurations of `--configs`: `names`, or all that are `known`.
+
+    Ends the process with a message if one is not known.
+    """
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        choices = ", ".join(known)
+        parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
+    return names or known
 
 
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmark import bench_batch_parallel, bench_peers
+from benchmark import bench_batch_parallel, bench_matrix, bench_peers
 from benchmark.harness.cells import Cell
 from benchmark.harness.report import Report
 from benchmark.harness.run import Run
@@ -157,6 +157,29 @@ def test_peers_has_the_smallest_ratio_over_the_fastest_peer() -> None:
     alone = Summary({Cell.of(1, "qspec", in_flight=1): at(1)}, "sglang")
     assert bench_peers.record_of(alone)["over_best_peer_min"] is None
     assert "–" in bench_peers.report_of(alone).text()
+
+
+def test_matrix_has_the_smallest_ratios_over_plain_over_the_best_and_over_the_best_peer() -> None:
+    rates = {
+        1: {"plain": 100, "lookups": 120, "steps": 150, "auto": 160, "vllm": 50, "vllm-ngram": 200},
+        16: {"plain": 400, "lookups": 430, "steps": 200, "auto": 420},
+    }
+    runs = {
+        Cell.of(number, name, in_flight=level, arrival="wave", sampling="greedy"): at(rate)
+        for number in (1, 2)
+        for level, found in rates.items()
+        for name, rate in found.items()
+    }
+    summary = Summary(runs, "plain")
+    record = bench_matrix.record_of(summary)
+    assert record["worst_over_plain"] == pytest.approx(1.05)
+    assert record["worst_over_best"] == pytest.approx(0.977)
+    assert record["over_best_peer_min"] == pytest.approx(0.8)
+    few, many = record["loads"]
+    assert (few["in_flight"], few["over_plain"], few["over_best"]) == (1, 1.6, 1.067)
+    assert (many["in_flight"], many["over_best_peer"]) == (16, None)
+    is_whole(bench_matrix.report_of(summary))
+    assert "1.05 (1.05 to 1.05)" in bench_matrix.report_of(summary).headline
 
 
 @pytest.fixture

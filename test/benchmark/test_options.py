@@ -29,6 +29,10 @@ REFUSED = {
         *("--llama-server path", "--configs vllm", "--levels 0", "--prompts 0", "--spread 1.5"),
         *SERVERS,
     ),
+    "bench_matrix": (
+        *("--arrivals flood", "--samplings best", "--configs vllm", "--levels 0", "--idle -1"),
+        *SERVERS,
+    ),
     "bench_soak": (
         *("--minutes 0", "--minutes inf", "--in-flight 9 8", "--in-flight 0 8", "--templates 0"),
         "--target-cores x",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_peers import cells_of, lengths_of, prompts_of
+from benchmark.bench_peers import cells_of, prompts_of
 from benchmark.harness.configuration import Settings
+from benchmark.harness.dataset import lengths_of
 from benchmark.peers.servers import NAMES, OWN, PINNED, QSPEC, SGLANG, Programs, configuration
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
