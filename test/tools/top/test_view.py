@@ -43,6 +43,7 @@ def everything() -> Interval:
     now.update(sidecar_kv_tokens=9_999_999, sidecar_restarts=99, declined_requests=999)
     now.update(sidecar_backlog_seconds=86400.0, sidecar_overload=5)
     now.update(evictions=999, dropped_messages=dict.fromkeys(now["dropped_messages"], 999))
+    now["draft_trials"][0].update(requests=[1024, 2047], drafts="none")
     now["queue_to_first_draft_seconds"].update(p50=999.0)
     return Interval(LOADED[0], Snapshot(LOADED[1].time, now))
 
@@ -96,6 +97,20 @@ def test_the_tokens_of_the_sources_add_up_to_the_accept_length() -> None:
     verified, accepted, wasted = map(float, cells(lines, "all")[:3])
     assert wasted == pytest.approx(verified - accepted, abs=0.11)
     assert accepted == pytest.approx(sum(float(row[1]) for row in rows), abs=0.3)
+
+
+def test_the_worth_of_drafts_is_shown_for_the_present_number_of_requests() -> None:
+    before, now = LOADED
+    assert cells(drawn(Interval(before, now)), "drafts ")[0] == "1.50"
+    (trials,) = now.value("draft_trials")
+    for changed, shown in (
+        ({"drafts": "none"}, "off: 1.50 times plain decoding (1.40 to 1.62) at 2 to 3"),
+        ({"over_none": None, "over_none_range": None}, None),
+        ({"requests": [4, 7]}, None),
+    ):
+        lines = drawn(Interval(before, later(before, draft_trials=[{**trials, **changed}])))
+        found = [line.removeprefix("drafts").strip() for line in lines if line[:7] == "drafts "]
+        assert found == ([] if shown is None else [shown])
 
 
 def test_a_lost_sidecar_is_shown_with_what_was_lost() -> None:

@@ -16,13 +16,12 @@ VERIFIED_AND_ACCEPTED = ("proposed_tokens", "accepted_tokens")
 
 def frame(interval: Interval, title: str) -> RenderableType:
     """What the server did in the interval; `title` names the server."""
-    tables = [_sources(interval)]
-    if interval.pipelines:
-        tables.append(_pipelines(interval))
+    tables = [_pipelines(interval)] if interval.pipelines else []
     parts: list[RenderableType] = [
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         _states(interval),
         _summary(interval),
+        _sources(interval),
     ]
     for table in (*tables, _sidecar(interval)):
         parts += [Text(), table]
@@ -66,7 +65,25 @@ def _summary(interval: Interval) -> Table:
         f"waits for drafts {_share(interval.of_pipelines('waited_seconds'), seconds)}   "
         f"link {_share(interval.increase('link_seconds'), seconds)}",
     )
+    if worth := _worth(interval):
+        lines.add_row("drafts", worth)
     return lines
+
+
+def _worth(interval: Interval) -> str:
+    """What drafts are worth at the present number of requests; empty if it was not measured."""
+    now = interval.now
+    running = now.value("live_requests") - now.value("waiting_requests")
+    for trials in now.value("draft_trials"):
+        least, most = trials["requests"]
+        if least <= running <= most and trials["over_none"] is not None:
+            low, high = trials["over_none_range"]
+            used = "off: " if trials["drafts"] == "none" else ""
+            return (
+                f"{used}{trials['over_none']:.2f} times plain decoding "
+                f"({low:.2f} to {high:.2f}) at {least} to {most}"
+            )
+    return ""
 
 
 def _sources(interval: Interval) -> Table:
