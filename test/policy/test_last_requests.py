@@ -13,10 +13,21 @@ AHEAD = np.where(np.arange(8) < 2, 100, 100 - NEAR - 1)
 """Two of eight requests are behind the others."""
 
 
+def served(ends: LastRequests, batches: int = 64, *, at_limit: bool = True) -> LastRequests:
+    """After batches of four requests, in which no other request came."""
+    for _ in range(batches):
+        for _ in range(4):
+            ends.arrive()
+        for left in reversed(range(4)):
+            ends.end(at_limit=at_limit, others=left > 0)
+    return ends
+
+
 @pytest.fixture
-def known() -> LastRequests:
-    """Practically all answers reach their limit."""
-    return LastRequests(ended=1e9, at_limit=1e9)
+def known(monkeypatch: pytest.MonkeyPatch) -> LastRequests:
+    """All answers reach their limit, and no other request comes."""
+    monkeypatch.setattr(LastRequests, "certainty", 1.0)
+    return LastRequests()
 
 
 @pytest.mark.parametrize("half", [1.0, 1.5, 2.0])
@@ -59,15 +70,31 @@ def test_an_empty_batch_has_no_tokens(known: LastRequests) -> None:
 def test_the_worth_follows_what_is_known_of_ends() -> None:
     """An answer that may end anywhere may also be the last one."""
     ends = LastRequests()
-    assert ends.certainty == 0.5
-    for _ in range(int(4 * MEMORY)):
-        ends.observe(at_limit=False)
-    assert ends.certainty < 0.05
+    assert ends.certainty == 0.25
+    served(ends, at_limit=False)
+    assert ends.certainty < 0.1
     assert ends.worth(AHEAD, 2.0, 1.5) == pytest.approx(1.0, abs=0.1)
-    for _ in range(int(4 * MEMORY)):
-        ends.observe(at_limit=True)
-    assert ends.certainty > 0.9
+    served(ends)
+    assert ends.certainty > 0.8
     assert ends.worth(AHEAD, 2.0, 1.5).max() > 1.8
+
+
+def test_clients_that_send_a_request_for_each_answer_keep_the_batch_going() -> None:
+    ends = served(LastRequests())
+    for _ in range(int(4 * MEMORY)):
+        ends.end(at_limit=True, others=True)
+        ends.arrive()
+    assert ends.certainty < 0.1
+    served(ends)
+    assert ends.certainty > 0.8
+
+
+def test_requests_that_come_one_by_one_say_nothing_about_batches() -> None:
+    ends = LastRequests()
+    for _ in range(100):
+        ends.arrive()
+        ends.end(at_limit=True, others=False)
+    assert ends.certainty == pytest.approx(0.5, abs=0.05)
 
 
 def test_rows_that_cost_much_go_to_the_last_requests_alone(known: LastRequests) -> None:

@@ -108,6 +108,7 @@ class Speculator:
                 scope=scope,
             )
             self._live[rid] = live
+            self.last_requests.arrive()
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         self.sidecar.submit(live)
@@ -151,7 +152,8 @@ class Speculator:
         self.sidecar.end(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
-            self.last_requests.observe(at_limit=output_len >= live.max_new_tokens)
+            at_limit = output_len >= live.max_new_tokens
+            self.last_requests.end(at_limit=at_limit, others=bool(self._live))
         return live.tally
 
     def poll(self) -> None:
@@ -241,8 +243,10 @@ class Speculator:
         """
         if any(live.waits for live in self._live.values()):
             return None
-        lives = [self._live.get(rid) for rid in rids]
-        known = [live and live.max_new_tokens - len(live.output_ids) for live in lives]
+        lives = (self._live.get(rid) for rid in rids)
+        known = [
+            None if live is None else live.max_new_tokens - len(live.output_ids) for live in lives
+        ]
         most = max((left for left in known if left is not None), default=0)
         return np.array([most if left is None else left for left in known], dtype=np.int64)
 

@@ -1,10 +1,11 @@
 """How much an output token of each request is worth for the end of the batch.
 
 While requests wait, each output token counts the same: a request that ends makes room for another.
-While none waits, the passes go on until the last request of the batch ends. A request that ends
-before saves its rows in the remaining passes; only tokens of those that end last save whole passes.
-Where rows cost much, drafts for the others then take more time than they save: of a batch of equal
-answers, some end early, and the rest runs in small batches.
+The same holds while clients send a request for each answer that they get. Otherwise the passes go
+on until the last request of the batch ends. A request that ends before saves its rows in the
+remaining passes; only tokens of those that end last save whole passes. Where rows cost much, drafts
+for the others then take more time than they save: of a batch of equal answers, some end early, and
+the rest runs in small batches.
 """
 
 from __future__ import annotations
@@ -20,12 +21,32 @@ CLIENT = 0.25
 """Share of a token's worth that is the same for all requests, because the token shortens the wait
 of its own client. The rest of its worth is the time that it saves for the whole batch."""
 PRIOR = 4.0
-"""Weight, in ended requests, of the assumption that half of all answers reach their limit."""
+"""Weight, in requests, of the assumptions that half of all answers reach their limit, and that
+another request comes after the end of every second one."""
 MEMORY = 64.0
-"""Number of ended requests above which both counts are halved, so that recent ones count more."""
+"""Number of requests above which a count is halved, so that recent ones count more."""
 
 
 @dataclass
+class _Share:
+    """How often something was so."""
+
+    seen: float = 0.0
+    right: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The share, which is a half at first."""
+        return (PRIOR / 2 + self.right) / (PRIOR + self.seen)
+
+    def observe(self, count: int, *, right: bool) -> None:
+        self.seen += count
+        self.right += count * right
+        if self.seen > MEMORY:
+            self.seen /= 2
+            self.right /= 2
+
+
 class LastRequests:
     """Weighs the output tokens of a batch by what they save for its end.
 
@@ -33,23 +54,32 @@ class LastRequests:
     request may be the last, and all tokens count the same.
     """
 
-    ended: float = 0.0
-    """Number of ended requests."""
-    at_limit: float = 0.0
-    """Number of those whose answer had reached its limit."""
-
-    def observe(self, *, at_limit: bool) -> None:
-        """Record the end of a request."""
-        self.ended += 1
-        self.at_limit += at_limit
-        if self.ended > MEMORY:
-            self.ended /= 2
-            self.at_limit /= 2
+    def __init__(self) -> None:
+        self._at_limit = _Share()
+        """Requests whose answer had reached its limit."""
+        self._followed = _Share()
+        """Requests after whose end another one came before the batch had ended."""
+        self._ends = 0
+        """Ends since the last request came or the batch ended."""
 
     @property
     def certainty(self) -> float:
-        """Share of the answers that are expected to reach their limit."""
-        return (PRIOR / 2 + self.at_limit) / (PRIOR + self.ended)
+        """Probability that no other request comes, and that the last one is known."""
+        return self._at_limit.value * (1.0 - self._followed.value)
+
+    def arrive(self) -> None:
+        """Note that a request has come."""
+        self._followed.observe(self._ends, right=True)
+        self._ends = 0
+
+    def end(self, *, at_limit: bool, others: bool) -> None:
+        """Note that a request has ended; `others` says whether others go on."""
+        self._at_limit.observe(1, right=at_limit)
+        if others:
+            self._ends += 1
+            return
+        self._followed.observe(self._ends, right=False)
+        self._ends = 0
 
     def worth(self, remaining: NDArray[np.int64], plain: float, half: float) -> NDArray[np.float64]:
         """The worth of a token of each request [bs], relative to that of a token while others wait.

@@ -58,6 +58,7 @@ class SimulatedDrafts:
 
     def admit(self, request: Request) -> None:
         """Serve a request. Its prefill has given the first output token."""
+        self.last_requests.arrive()
         self._requests[request.rid] = request
         self._commit(request, 1)
 
@@ -155,8 +156,8 @@ class SimulatedDrafts:
         request.done += min(tokens, request.size - request.done)
         if request.done == request.size:
             request.finished = self._clock.now
-            self.last_requests.observe(at_limit=True)
             del self._requests[request.rid]
+            self.last_requests.end(at_limit=True, others=bool(self._requests))
             self.sidecar.close(request)
         elif self._reports:
             self._report(request)
