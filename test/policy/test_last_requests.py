@@ -8,8 +8,8 @@ import pytest
 from sglang_qspec.policy import LastRequests, PassCost, PassTimes, RowBudget
 from sglang_qspec.policy.last_requests import CLIENT, MEMORY, NEAR
 
-LEVEL = np.full(8, 100)
-AHEAD = np.where(np.arange(8) < 2, 100, 100 - NEAR - 1)
+LEVEL = np.zeros(8, dtype=np.int64)
+AHEAD = np.where(np.arange(8) < 2, 0, NEAR + 1)
 """Two of eight requests are behind the others."""
 
 
@@ -35,7 +35,7 @@ def test_tokens_of_requests_that_go_on_side_by_side_are_worth_the_same(
     known: LastRequests, half: float
 ) -> None:
     assert known.worth(LEVEL, 2.0, half) == pytest.approx(1.0)
-    assert known.worth(LEVEL[:4] - np.arange(4), 2.0, half) == pytest.approx(1.0)
+    assert known.worth(np.arange(4), 2.0, half) == pytest.approx(1.0)
     assert known.worth(LEVEL[:1], 2.0, half) == pytest.approx(1.0)
 
 

@@ -236,19 +236,16 @@ class Speculator:
         lives = map(self._live.get, rids)
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
-    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens that each request may still give: int64 [bs]; None while others wait.
+    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens by which each request ends before the last: int64 [bs].
 
-        A request without drafts may be the one that ends last.
+        None while others wait. A request without drafts may be the one that ends last.
         """
         if any(live.waits for live in self._live.values()):
             return None
-        lives = (self._live.get(rid) for rid in rids)
-        known = [
-            None if live is None else live.max_new_tokens - len(live.output_ids) for live in lives
-        ]
-        most = max((left for left in known if left is not None), default=0)
-        return np.array([most if left is None else left for left in known], dtype=np.int64)
+        left = {rid: live.max_new_tokens - len(live.output_ids) for rid, live in self._live.items()}
+        most = max(left.values(), default=0)
+        return np.array([most - left.get(rid, most) for rid in rids], dtype=np.int64)
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs].

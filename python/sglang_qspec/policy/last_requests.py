@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEAR = 4
-"""Requests that are within this number of tokens of the one with the most count as the last."""
+"""Requests that end at most this number of tokens before the last one count as the last, too."""
 CLIENT = 0.25
 """Share of a token's worth that is the same for all requests, because the token shortens the wait
 of its own client. The rest of its worth is the time that it saves for the whole batch."""
@@ -81,16 +81,16 @@ class LastRequests:
         self._followed.observe(self._ends, right=False)
         self._ends = 0
 
-    def worth(self, remaining: NDArray[np.int64], plain: float, half: float) -> NDArray[np.float64]:
+    def worth(self, leads: NDArray[np.int64], plain: float, half: float) -> NDArray[np.float64]:
         """The worth of a token of each request [bs], relative to that of a token while others wait.
 
-        `remaining` [bs] are the output tokens that each request may still give. `plain` and `half`
-        are the seconds of a plain pass over the batch and over half of it.
+        `leads` [bs] are the output tokens by which each request will end before the last one.
+        `plain` and `half` are the seconds of a plain pass over the batch and over half of it.
         """
-        bs = len(remaining)
+        bs = len(leads)
         # The part of a pass's time that goes with its rows; the rest goes with the pass.
         rows = min(max(2.0 * (1.0 - half / plain), 0.0), 1.0) if bs > 1 else 0.0
-        last = remaining >= remaining.max(initial=0) - NEAR
+        last = (leads <= NEAR).astype(np.float64)
         share = bs / max(1, int(last.sum()))
         for_the_batch = rows + (1.0 - rows) * share * last
         known = CLIENT + (1.0 - CLIENT) * for_the_batch

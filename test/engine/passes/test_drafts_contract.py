@@ -55,8 +55,10 @@ class Case(NamedTuple):
     """Let all messages of the sidecar arrive; its step drafts have STEPS tokens that are right."""
     lose: Callable[[], object]
     """End the sidecar."""
+    join: Callable[[], object]
+    """Serve another request, "b", whose answer is longer."""
     queue: Callable[[], object]
-    """Let another request wait."""
+    """Let a third request wait."""
 
     def propose(self, width: int = 8) -> DraftTrees:
         return self.drafts.propose(["a"], self.outputs(), width)
@@ -93,10 +95,14 @@ def of_a_server() -> Case:
         link.die()
         poll(active)
 
-    def queue() -> None:
-        enqueue(active, "b", max_new_tokens=40)
+    def join() -> None:
+        enqueue(active, "b", max_new_tokens=60)
+        active.admit("b")
 
-    return Case(active, outputs, lambda: poll(active), lose, queue)
+    def queue() -> None:
+        enqueue(active, "c", max_new_tokens=40)
+
+    return Case(active, outputs, lambda: poll(active), lose, join, queue)
 
 
 def of_the_planner() -> Case:
@@ -114,10 +120,13 @@ def of_the_planner() -> Case:
     def lose() -> None:
         clock.run(1.5e6)
 
+    def join() -> None:
+        drafts.admit(Request(Arrival(0.0, 3, 60), np.ones(60, dtype=np.bool_), "b"))
+
     def queue() -> None:
         drafts.others_wait = True
 
-    return Case(drafts, lambda: [[1] * request.done], receive, lose, queue)
+    return Case(drafts, lambda: [[1] * request.done], receive, lose, join, queue)
 
 
 @pytest.fixture(params=[of_a_server, of_the_planner])
@@ -191,15 +200,21 @@ def test_nothing_is_awaited_of_a_sidecar_that_is_lost(case: Case) -> None:
     assert not case.drafts.awaited(["a"], case.propose()).any()
 
 
-def test_remaining_tokens_count_down_while_no_other_request_waits(case: Case) -> None:
-    before = case.drafts.remaining(["a"])
-    assert before is not None
-    case.record(case.drafted(), 2)
-    after = case.drafts.remaining(["a"])
-    assert after is not None
-    assert (after < before).all()
+def test_a_request_leads_the_last_one_while_none_waits(case: Case) -> None:
+    def leads(*rids: str) -> list[int]:
+        found = case.drafts.leads(rids)
+        assert found is not None
+        return list(found.tolist())
+
+    assert leads("a") == [0]
+    trees = case.drafted()
+    case.join()
+    before, _ = leads("a", "b")
+    assert before > 0
+    case.record(trees, 2)
+    assert leads("a", "b") == [before + 3, 0]
     case.queue()
-    assert case.drafts.remaining(["a"]) is None
+    assert case.drafts.leads(["a"]) is None
 
 
 def test_link_seconds_are_taken_once(case: Case) -> None:

@@ -96,12 +96,13 @@ class SimulatedDrafts:
         """Factor of each request's scores, from its credit."""
         return np.array([self._requests[rid].credit.factor for rid in rids])
 
-    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens that each request will still give; None while others wait."""
+    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens by which each request ends before the last; None while others wait."""
         if self.others_wait:
             return None
-        requests = (self._requests[rid] for rid in rids)
-        return np.array([request.size - request.done for request in requests], dtype=np.int64)
+        left = {rid: request.size - request.done for rid, request in self._requests.items()}
+        most = max(left.values())
+        return np.array([most - left[rid] for rid in rids], dtype=np.int64)
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Which requests get step drafts that a wait could use."""

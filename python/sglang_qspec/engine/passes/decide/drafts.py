@@ -75,8 +75,9 @@ class Drafts(Protocol):
     def last_requests(self) -> LastRequests:
         """What tokens are worth for the end of the batch."""
 
-    def remaining(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens that each request may still give: int64 [bs]; None while others wait."""
+    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
+        """Output tokens by which each request ends before the last of all running ones, if all
+        answers reach their limits: int64 [bs]; None while others wait."""
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs]."""
