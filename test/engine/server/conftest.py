@@ -45,17 +45,28 @@ def starting(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> It
         server.stop()
 
 
-@pytest.fixture(scope="package")
-def plain(models: DemoModels, prompts: list[str], starting: Server) -> Plain:
+def without_speculation(models: DemoModels) -> Server:
+    """A server without speculation, which is not started yet."""
     # With overlap SGLang penalizes the output only up to the token before the last.
     arguments = [*COMMON, "--max-running-requests", "8", "--disable-overlap-schedule"]
-    with Server(models.target, arguments, cores=cores(0)) as server:
+    return Server(models.target, arguments, cores=cores(0))
+
+
+@pytest.fixture(scope="package")
+def plain(models: DemoModels, prompts: list[str], starting: Server) -> Plain:
+    with without_speculation(models) as server:
         greedy = server.post("/generate", {"text": prompts, "sampling_params": GREEDY})
         penalized = server.post(
             "/generate", {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
         )
-        sampled = sample(server, SAMPLED, {}, SAMPLES)
-    return Plain(greedy, penalized, sampled)
+    return Plain(greedy, penalized)
+
+
+@pytest.fixture(scope="package")
+def samples(models: DemoModels) -> list[dict[str, Any]]:
+    """Samples of a server without speculation."""
+    with without_speculation(models) as server:
+        return sample(server, SAMPLED, {}, SAMPLES)
 
 
 @pytest.fixture(scope="package")

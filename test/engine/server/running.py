@@ -140,4 +140,3 @@ class Plain:
 
     greedy: list[dict[str, Any]]
     penalized: list[dict[str, Any]]
-    sampled: list[dict[str, Any]]

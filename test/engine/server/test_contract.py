@@ -4,7 +4,6 @@ import pytest
 
 from benchmark.harness.server import Server
 from test.engine.contract import Answers, Bodies, ServerContract
-from test.engine.server.running import Plain
 
 pytestmark = pytest.mark.server
 
@@ -13,9 +12,8 @@ class TestContract(ServerContract):
     drafted_share = 1 / 4
 
     @pytest.fixture
-    def plainly_sampled(self, plain: Plain) -> Answers:
-        """Samples of a server without speculation."""
-        return plain.sampled
+    def plainly_sampled(self, samples: Answers) -> Answers:
+        return samples
 
     def test_sampled_texts_are_as_frequent_as_without_speculation(
         self, server: Server, bodies: Bodies, plainly_sampled: Answers
