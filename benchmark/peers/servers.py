@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,18 +14,32 @@ from benchmark.harness.run import Answer
 from benchmark.harness.server import Server
 from benchmark.harness.serving import checked, read_answer
 
-QSPEC, PINNED, SGLANG = "qspec", "qspec-pinned", "sglang"
+QSPEC, PINNED, SGLANG, LOOKUPS, STEPS = "qspec", "qspec-pinned", "sglang", "lookups", "steps"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
-OWN = (QSPEC, PINNED, SGLANG)
+OWN = (QSPEC, PINNED, SGLANG, LOOKUPS, STEPS)
 """Names of the configurations of SGLang; all others are peers."""
 NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT)
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}'
 """vLLM's speculation by n-grams of the context."""
 MODEL = "target"
 """Name of the model in requests to vLLM."""
-WIDTH = 16
-"""Maximum width of a pass of QSPEC, in tokens of a request."""
+MEM_FRACTION = 0.08
+"""Share of a CPU's memory for the sidecar of a server, which waits beside the others."""
+SCHEMA = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 20, "maxLength": 80},
+    "minItems": 4,
+    "maxItems": 8,
+}
+SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0.0, "ignore_eos": True},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "ignore_eos": True},
+    "json": {"temperature": 0.0, "json_schema": json.dumps(SCHEMA)},
+}
+"""Kinds of answers, with SGLang's sampling parameters besides the length."""
+SLOWEST_S = 3600.0
+"""Maximum wait for an answer in seconds; it may have to wait for all others."""
 
 
 @dataclass(frozen=True)
@@ -50,36 +64,6 @@ class Programs:
         if self.llama_server is not None:
             found += [LLAMA, *([LLAMA_DRAFT] if self.llama_draft is not None else [])]
         return tuple(found)
-
-
-def add_programs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name peers; `programs_of` reads them."""
-    add = parser.add_argument
-    add("--vllm", type=Path, help="a Python interpreter that has vLLM")
-    add("--llama-server", type=Path, help="llama.cpp's server; needs --llama-model")
-    add("--llama-model", type=Path, help="the target as a GGUF file")
-    add("--llama-draft", type=Path, help="the draft model as a GGUF file (default: none)")
-
-
-def programs_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Programs:
-    """The peers of the options. Ends the process with a message if these conflict."""
-    if (options.llama_server is None) != (options.llama_model is None):
-        parser.error("--llama-server and --llama-model go together")
-    return Programs(options.vllm, options.llama_server, options.llama_model, options.llama_draft)
-
-
-def chosen(
-    parser: argparse.ArgumentParser, names: Sequence[str] | None, known: Sequence[str]
-) -> Sequence[str]:
-    """The configurations of `--configs`: `names`, or all that are `known`.
-
-    Ends the process with a message if one is not known.
-    """
-    unknown = sorted(set(names or ()) - set(known))
-    if unknown:
-        choices = ", ".join(known)
-        parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
-    return names or known
 
 
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
@@ -127,19 +111,18 @@ class PeerConfiguration(Configuration):
 
 def configuration(name: str, settings: Settings, programs: Programs) -> Configuration:
     """The configuration with this name; all but QSPEC's pinned one use all processors."""
-    widest = ("--speculative-num-draft-tokens", str(WIDTH))
     if name == SGLANG:
         return Configuration(name, settings)
-    if name == QSPEC:
-        flags = _unpinned(settings).qspec(*widest)
-        return Configuration(name, settings, flags)
+    if name == LOOKUPS:
+        return Configuration(name, settings, ("--speculative-algorithm", "QSPEC"))
     if name == PINNED:
-        return Configuration(name, settings, settings.qspec(*widest), settings.target_cores)
+        flags = settings.qspec(mem_fraction=MEM_FRACTION)
+        return Configuration(name, settings, flags, settings.target_cores)
+    if name in OWN:
+        mode = ("--speculative-qspec-mode", "ahead") if name == STEPS else ()
+        unpinned = replace(settings, target_cores=(), sidecar_cores=())
+        return Configuration(name, settings, unpinned.qspec(*mode, mem_fraction=MEM_FRACTION))
     return PeerConfiguration(name, settings, command=tuple(_command(name, settings, programs)))
-
-
-def _unpinned(settings: Settings) -> Settings:
-    return replace(settings, target_cores=(), sidecar_cores=())
 
 
 def _command(name: str, settings: Settings, programs: Programs) -> list[str]:
@@ -158,16 +141,21 @@ def _command(name: str, settings: Settings, programs: Programs) -> list[str]:
     return [*found, *drafted]
 
 
-def ask(name: str, server: Server, prompt: Sequence[int], tokens: int) -> Answer:
-    """The greedy answer of exactly `tokens` tokens to a prompt of token ids.
+def ask(
+    name: str, server: Server, prompt: Sequence[int], tokens: int, kind: str = "greedy"
+) -> Answer:
+    """The answer of exactly `tokens` tokens to a prompt of token ids; JSON may end earlier.
 
-    `latency` and `service` are 0; a peer's `passes` are 1 a token. Raises ServerError or OSError.
+    `kind` is one of SAMPLINGS, and greedy for peers. `latency` and `service` are 0; a peer's
+    `passes` are 1 a token. Raises ServerError or OSError.
     """
     body: dict[str, Any]
     if name in OWN:
-        sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = {"input_ids": list(prompt), "sampling_params": sampling}
-        return read_answer(checked(server.post("/generate", body)), 0.0)
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": {**SAMPLINGS[kind], "max_new_tokens": tokens},
+        }
+        return read_answer(checked(server.post("/generate", body, SLOWEST_S)), 0.0)
     shared: dict[str, Any] = {"prompt": list(prompt), "temperature": 0.0, "ignore_eos": True}
     if name in (VLLM, VLLM_NGRAM):
         body = {**shared, "model": MODEL, "max_tokens": tokens, "return_token_ids": True}

@@ -35,10 +35,9 @@ COMMANDS: dict[str, tuple[list[str], int, set[str]]] = {
         2 * (4 * 2 + 4),
         {"worst_ratio", "adaptive_over_best_fixed_min"},
     ),
-    "bench_peers": (["--levels", "1", "4", "--rounds", "1"], 3 * 2, {"over_best_peer_min"}),
-    "bench_matrix": (
-        ["--levels", "1", "4", "--rounds", "1", "--vllm", "python", "--idle", "0"],
-        2 * 3 * (3 * 4 + 2),
+    "bench_peers": (
+        ["--levels", "1", "4", "--rounds", "1", "--matrix", "--idle", "0"],
+        2 * 3 * 3 * 4,
         {"worst_over_plain", "worst_over_best", "over_best_peer_min", "loads"},
     ),
 }
@@ -58,11 +57,10 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"benchmark.{name}.fitting", lambda *_: texts)
     monkeypatch.setattr("benchmark.bench_queue.serve", measured)
     monkeypatch.setattr("benchmark.bench_batch_parallel.measure", measured)
-    for name in ("bench_peers", "bench_matrix"):
-        monkeypatch.setattr(f"benchmark.{name}.keep_in_flight", measured)
-        monkeypatch.setattr(f"benchmark.{name}.token_ids", lambda *_: [[n] for n in range(200)])
     for name in ("update_settings", "await_drafts"):
-        monkeypatch.setattr(f"benchmark.bench_matrix.{name}", lambda *_: None)
+        monkeypatch.setattr(f"benchmark.bench_peers.{name}", lambda *_: None)
+    monkeypatch.setattr("benchmark.bench_peers.keep_in_flight", measured)
+    monkeypatch.setattr("benchmark.bench_peers.token_ids", lambda *_: [[n] for n in range(200)])
     worst = "benchmark.bench_worst_case"
     monkeypatch.setattr(f"{worst}.vocab_size_of", lambda _: 100)
     monkeypatch.setattr(f"{worst}.Loads", lambda *_: SimpleNamespace(of=lambda *_: None))

@@ -27,10 +27,7 @@ REFUSED = {
     ),
     "bench_peers": (
         *("--llama-server path", "--configs vllm", "--levels 0", "--prompts 0", "--spread 1.5"),
-        *SERVERS,
-    ),
-    "bench_matrix": (
-        *("--arrivals flood", "--samplings best", "--configs vllm", "--levels 0", "--idle -1"),
+        *("--arrivals flood", "--samplings best", "--idle -1"),
         *SERVERS,
     ),
     "bench_soak": (

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_peers import cells_of, prompts_of
+from benchmark.bench_peers import cells_of, parse, prompts_of
 from benchmark.harness.configuration import Settings
 from benchmark.harness.dataset import lengths_of
-from benchmark.peers.servers import NAMES, OWN, PINNED, QSPEC, SGLANG, Programs, configuration
+from benchmark.peers.servers import (
+    LOOKUPS,
+    NAMES,
+    OWN,
+    PINNED,
+    QSPEC,
+    SGLANG,
+    STEPS,
+    Programs,
+    configuration,
+)
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
 ALL = Programs(Path("python"), Path("llama-server"), Path("target.gguf"), Path("draft.gguf"))
@@ -37,17 +47,30 @@ def test_a_peer_takes_as_many_requests_on_a_port_of_its_own(name: str) -> None:
 
 
 def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
-    cells = cells_of(["a", "b"], [1, 4], 2)
-    assert [cell.config for cell in cells] == ["a", "b", "a", "b", "b", "a", "b", "a"]
-    prompts = [[number] for number in range(200)]
+    given = ("--dataset", "d", "--levels", "1", "4", "--configs", SGLANG, QSPEC, "--rounds", "2")
+    options = parse([*given, "--arrivals", "steady", "queue", "--prompts", "24"])
+    cells = cells_of(options)
+    assert [cell.config for cell in cells] == [SGLANG, QSPEC] * 4 + [QSPEC, SGLANG] * 4
+    loads = list(dict.fromkeys(cell.load for cell in cells))
+    prompts = [[number] for number in range(300)]
     served = [
         prompt[0]
         for cell in cells
-        if cell.config == "a"
-        for part in prompts_of(cell, prompts, [1, 4], 24)
+        if cell.config == QSPEC
+        for part in prompts_of(cell, prompts, options, loads)
         for prompt in part
     ]
-    assert len(served) == len(set(served)) == 2 * (24 + 1 + 24 + 4)
+    assert len(served) == len(set(served)) == 2 * (2 * 24 + 1 + 4 + 3 + 1 + 12 + 4)
+
+
+def test_the_matrix_has_sampled_and_constrained_answers_of_sglang_alone() -> None:
+    options = parse(["--dataset", "d", "--matrix", "--vllm", "python", "--levels", "2"])
+    assert options.configs == (QSPEC, SGLANG, LOOKUPS, STEPS)
+    options.configs = NAMES
+    kinds = {cell["sampling"]: set[str]() for cell in cells_of(options)}
+    for cell in cells_of(options):
+        kinds[cell["sampling"]].add(cell.config)
+    assert kinds == {"greedy": set(NAMES), "sampled": set(OWN), "json": set(OWN)}
 
 
 def test_lengths_of_answers_depend_on_the_prompt_and_keep_to_the_spread() -> None:
