@@ -11,10 +11,9 @@ vLLM, with and without its speculation by n-grams, by an interpreter that has it
 path of `llama-server` and a GGUF file of the target. vLLM reads its own environment variables, such
 as VLLM_CPU_OMP_THREADS_BIND.
 
-A load has a number of requests in flight (`--levels`), a kind of answers, and one of these
-arrivals:
+A load is a number of requests in flight (`--levels`), a kind of answers, and an arrival:
 
-- `steady`: clients send `--prompts` requests, each after the answer of another one;
+- `steady`: `--prompts` requests, of which the next one comes when another one has its answer;
 - `wave`: all requests come at once to an idle server, and their answers have one length;
 - `mixed`: the same with lengths from a quarter to one and three quarters of that length;
 - `queue`: three times as many requests come at once, and the rest waits in the server's queue.
@@ -84,6 +83,7 @@ QUEUE = 3
 """Number of requests of a `queue`, over those in flight."""
 WARM_UP_TOKENS = 32
 LONGEST_DRAFT = 16
+"""Room for the drafts of two passes behind the longest answer, in tokens of a pass."""
 HEADS = ("config", "in flight", "arrival", "sampling", "tokens/s", "speedup", "identical", "others")
 NOTE = (
     "speedup: tokens per second over those of SGLang without speculation; identical: share of the "
@@ -212,27 +212,25 @@ def record_of(summary: Summary) -> dict[str, Any]:
 
 def report_of(summary: Summary) -> Report:
     """A table of ratios, one of all figures, and charts by requests in flight."""
-    loads = loads_of(summary)
+    found = [{**load, **ratios_of(summary, load)} for load in loads_of(summary)]
     columns = {
-        "in flight": lambda load: load["in_flight"],
-        "arrival": lambda load: load["arrival"],
-        "sampling": lambda load: load["sampling"],
-        "over SGLang": lambda load: ratios_of(summary, load)["over_plain"],
-        "over the best of SGLang, lookups, steps": lambda load: ratios_of(summary, load)[
-            "over_best"
-        ],
-        "over the fastest peer": lambda load: ratios_of(summary, load)["over_best_peer"],
+        "in flight": lambda row: row["in_flight"],
+        "arrival": lambda row: row["arrival"],
+        "sampling": lambda row: row["sampling"],
+        "over SGLang": lambda row: row["over_plain"],
+        "over SGLang, lookups and steps": lambda row: row["over_best"],
+        "over the fastest peer": lambda row: row["over_best_peer"],
     }
-    ratios = Table.of("Tokens per second of QSPEC over those of others", loads, columns)
+    ratios = Table.of("Tokens per second of QSPEC over those of others", found, columns)
     servers = table("Servers", summary.rows, HEADS, NOTE)
     headline = (
         f"QSPEC over SGLang without speculation, at least: {number(worst(summary, 'over_plain'))}; "
         f"over the fastest peer, at least: {number(worst(summary, 'over_best_peer'))}."
     )
-    found = [(load, ratios_of(summary, load)["over_plain"]) for load in loads]
     speedups = [
-        (load["sampling"], load["arrival"], load["in_flight"], ratio.median if ratio else None)
-        for load, ratio in found
+        (row["sampling"], row["arrival"], row["in_flight"], row["over_plain"].median)
+        for row in found
+        if row["over_plain"] is not None
     ]
     rates = [
         ("", row.config, row.load["in_flight"], row.figures.tokens_per_s)

@@ -152,8 +152,9 @@ class Speculator:
         self.sidecar.end(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
-            at_limit = output_len >= live.max_new_tokens
-            self.last_requests.end(at_limit=at_limit, others=bool(self._live))
+            self.last_requests.end(at_limit=output_len >= live.max_new_tokens)
+        if not self._live:
+            self.last_requests.end_batch()
         return live.tally
 
     def poll(self) -> None:
@@ -236,16 +237,11 @@ class Speculator:
         lives = map(self._live.get, rids)
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
-    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens by which each request ends before the last: int64 [bs].
-
-        None while others wait. A request without drafts may be the one that ends last.
-        """
+    def tokens_left(self) -> dict[str, int] | None:
+        """Largest number of output tokens to come, by running request; None while others wait."""
         if any(live.waits for live in self._live.values()):
             return None
-        left = {rid: live.max_new_tokens - len(live.output_ids) for rid, live in self._live.items()}
-        most = max(left.values(), default=0)
-        return np.array([most - left.get(rid, most) for rid in rids], dtype=np.int64)
+        return {rid: live.max_new_tokens - len(live.output_ids) for rid, live in self._live.items()}
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs].

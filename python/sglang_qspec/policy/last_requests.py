@@ -1,8 +1,8 @@
 """How much an output token of each request is worth for the end of the batch.
 
 While requests wait, each output token counts the same: a request that ends makes room for another.
-The same holds while clients send a request for each answer that they get. Otherwise the passes go
-on until the last request of the batch ends. A request that ends before saves its rows in the
+The same holds while another request comes for each one that ends. Otherwise the passes go on until
+the last request of the batch ends. A request that ends before saves its rows in the
 remaining passes; only tokens of those that end last save whole passes. Where rows cost much, drafts
 for the others then take more time than they save: of a batch of equal answers, some end early, and
 the rest runs in small batches.
@@ -10,6 +10,7 @@ the rest runs in small batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,30 +22,32 @@ CLIENT = 0.25
 """Share of a token's worth that is the same for all requests, because the token shortens the wait
 of its own client. The rest of its worth is the time that it saves for the whole batch."""
 PRIOR = 4.0
-"""Weight, in requests, of the assumptions that half of all answers reach their limit, and that
-another request comes after the end of every second one."""
+"""Weight, in requests, of the assumption that a share is a half."""
 MEMORY = 64.0
 """Number of requests above which a count is halved, so that recent ones count more."""
 
 
 @dataclass
 class _Share:
-    """How often something was so."""
+    """Share of the requests for which something holds."""
 
-    seen: float = 0.0
-    right: float = 0.0
+    requests: float = 0.0
+    """Number of requests."""
+    holding: float = 0.0
+    """Number of those for which it holds."""
 
     @property
     def value(self) -> float:
-        """The share, which is a half at first."""
-        return (PRIOR / 2 + self.right) / (PRIOR + self.seen)
+        """The share, from 0 to 1."""
+        return (PRIOR / 2 + self.holding) / (PRIOR + self.requests)
 
-    def observe(self, count: int, *, right: bool) -> None:
-        self.seen += count
-        self.right += count * right
-        if self.seen > MEMORY:
-            self.seen /= 2
-            self.right /= 2
+    def observe(self, requests: int, *, holds: bool) -> None:
+        """Count requests for which it holds, or does not."""
+        self.requests += requests
+        self.holding += requests * holds
+        if self.requests > MEMORY:
+            self.requests /= 2
+            self.holding /= 2
 
 
 class LastRequests:
@@ -56,9 +59,9 @@ class LastRequests:
 
     def __init__(self) -> None:
         self._at_limit = _Share()
-        """Requests whose answer had reached its limit."""
+        """Share of the requests whose answer was as long as its limit allows."""
         self._followed = _Share()
-        """Requests after whose end another one came before the batch had ended."""
+        """Share of the ends that another request followed while the batch still ran."""
         self._ends = 0
         """Ends since the last request came or the batch ended."""
 
@@ -69,28 +72,33 @@ class LastRequests:
 
     def arrive(self) -> None:
         """Note that a request has come."""
-        self._followed.observe(self._ends, right=True)
+        self._followed.observe(self._ends, holds=True)
         self._ends = 0
 
-    def end(self, *, at_limit: bool, others: bool) -> None:
-        """Note that a request has ended; `others` says whether others go on."""
-        self._at_limit.observe(1, right=at_limit)
-        if others:
-            self._ends += 1
-            return
-        self._followed.observe(self._ends, right=False)
+    def end(self, *, at_limit: bool) -> None:
+        """Note that a request has ended; `at_limit` says whether its answer reached the limit."""
+        self._at_limit.observe(1, holds=at_limit)
+        self._ends += 1
+
+    def end_batch(self) -> None:
+        """Note that no request is left. The last end is the end of the batch, and says nothing."""
+        self._followed.observe(max(0, self._ends - 1), holds=False)
         self._ends = 0
 
-    def worth(self, leads: NDArray[np.int64], plain: float, half: float) -> NDArray[np.float64]:
+    def worth(
+        self, rids: Sequence[str], left: Mapping[str, int], plain: float, half: float
+    ) -> NDArray[np.float64]:
         """The worth of a token of each request [bs], relative to that of a token while others wait.
 
-        `leads` [bs] are the output tokens by which each request will end before the last one.
-        `plain` and `half` are the seconds of a plain pass over the batch and over half of it.
+        `left` has the largest number of output tokens to come, of all running requests. A request
+        that it lacks may be the last one. `plain` and `half` are the seconds of a plain pass over
+        the batch and over half of it.
         """
-        bs = len(leads)
+        bs = len(rids)
+        most = max(left.values(), default=0)
+        last = np.array([left.get(rid, most) >= most - NEAR for rid in rids], dtype=np.float64)
         # The part of a pass's time that goes with its rows; the rest goes with the pass.
         rows = min(max(2.0 * (1.0 - half / plain), 0.0), 1.0) if bs > 1 else 0.0
-        last = (leads <= NEAR).astype(np.float64)
         share = bs / max(1, int(last.sum()))
         for_the_batch = rows + (1.0 - rows) * share * last
         known = CLIENT + (1.0 - CLIENT) * for_the_batch

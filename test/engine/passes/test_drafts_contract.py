@@ -56,7 +56,7 @@ class Case(NamedTuple):
     lose: Callable[[], object]
     """End the sidecar."""
     join: Callable[[], object]
-    """Serve another request, "b", whose answer is longer."""
+    """Serve another request, "b", with a longer answer."""
     queue: Callable[[], object]
     """Let a third request wait."""
 
@@ -200,21 +200,16 @@ def test_nothing_is_awaited_of_a_sidecar_that_is_lost(case: Case) -> None:
     assert not case.drafts.awaited(["a"], case.propose()).any()
 
 
-def test_a_request_leads_the_last_one_while_none_waits(case: Case) -> None:
-    def leads(*rids: str) -> list[int]:
-        found = case.drafts.leads(rids)
-        assert found is not None
-        return list(found.tolist())
-
-    assert leads("a") == [0]
+def test_the_tokens_to_come_count_down_while_no_request_waits(case: Case) -> None:
     trees = case.drafted()
     case.join()
-    before, _ = leads("a", "b")
-    assert before > 0
+    before = case.drafts.tokens_left()
+    assert before is not None
+    assert before["b"] > before["a"] > 0
     case.record(trees, 2)
-    assert leads("a", "b") == [before + 3, 0]
+    assert case.drafts.tokens_left() == {"a": before["a"] - 3, "b": before["b"]}
     case.queue()
-    assert case.drafts.leads(["a"]) is None
+    assert case.drafts.tokens_left() is None
 
 
 def test_link_seconds_are_taken_once(case: Case) -> None:

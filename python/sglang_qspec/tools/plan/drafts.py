@@ -96,13 +96,11 @@ class SimulatedDrafts:
         """Factor of each request's scores, from its credit."""
         return np.array([self._requests[rid].credit.factor for rid in rids])
 
-    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens by which each request ends before the last; None while others wait."""
+    def tokens_left(self) -> dict[str, int] | None:
+        """Number of output tokens to come, by running request; None while others wait."""
         if self.others_wait:
             return None
-        left = {rid: request.size - request.done for rid, request in self._requests.items()}
-        most = max(left.values())
-        return np.array([most - left[rid] for rid in rids], dtype=np.int64)
+        return {rid: request.size - request.done for rid, request in self._requests.items()}
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Which requests get step drafts that a wait could use."""
@@ -158,7 +156,9 @@ class SimulatedDrafts:
         if request.done == request.size:
             request.finished = self._clock.now
             del self._requests[request.rid]
-            self.last_requests.end(at_limit=True, others=bool(self._requests))
+            self.last_requests.end(at_limit=True)
+            if not self._requests:
+                self.last_requests.end_batch()
             self.sidecar.close(request)
         elif self._reports:
             self._report(request)

@@ -6,7 +6,7 @@ of a simulated target. test/engine/passes/test_drafts_contract.py runs over both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -75,9 +75,8 @@ class Drafts(Protocol):
     def last_requests(self) -> LastRequests:
         """What tokens are worth for the end of the batch."""
 
-    def leads(self, rids: Sequence[str]) -> NDArray[np.int64] | None:
-        """Output tokens by which each request ends before the last of all running ones, if all
-        answers reach their limits: int64 [bs]; None while others wait."""
+    def tokens_left(self) -> Mapping[str, int] | None:
+        """Largest number of output tokens to come, by running request; None while others wait."""
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs]."""

@@ -127,11 +127,11 @@ class Proposer:
     def _factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factors of the scores of each request's tokens: its credit, and what they are worth."""
         factors = self._drafts.factors(rids)
-        leads = self._drafts.leads(rids) if len(rids) > 1 else None
-        if leads is None:
+        left = self._drafts.tokens_left() if len(rids) > 1 else None
+        if left is None:
             return factors
         plain, half = (self._times.seconds(bs, 1) for bs in (len(rids), len(rids) // 2))
-        return factors * self._drafts.last_requests.worth(leads, plain, half)
+        return factors * self._drafts.last_requests.worth(rids, left, plain, half)
 
     def _policy(self, requests: int) -> WidthPolicy | RowBudget:
         """The policy for the next pass, set to the present runtime settings and the batch size."""
