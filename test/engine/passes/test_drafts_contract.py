@@ -212,6 +212,13 @@ def test_the_tokens_to_come_count_down_while_no_request_waits(case: Case) -> Non
     assert case.drafts.tokens_left() is None
 
 
+def test_a_request_that_follows_the_end_of_another_keeps_the_batch_going(case: Case) -> None:
+    case.drafts.last_requests.end(at_limit=True)
+    before = case.drafts.last_requests.certainty
+    case.join()
+    assert case.drafts.last_requests.certainty < before
+
+
 def test_link_seconds_are_taken_once(case: Case) -> None:
     case.drafted()
     assert case.drafts.take_link_seconds() >= 0.0
