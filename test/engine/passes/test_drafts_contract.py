@@ -55,6 +55,8 @@ class Case(NamedTuple):
     """Let all messages of the sidecar arrive; its step drafts have STEPS tokens that are right."""
     lose: Callable[[], object]
     """End the sidecar."""
+    finish: Callable[[], object]
+    """Let the answer to "a" reach its limit."""
     join: Callable[[], object]
     """Serve another request, "b", with a longer answer."""
     queue: Callable[[], object]
@@ -95,6 +97,9 @@ def of_a_server() -> Case:
         link.die()
         poll(active)
 
+    def finish() -> None:
+        active.end("a", 40)
+
     def join() -> None:
         enqueue(active, "b", max_new_tokens=60)
         active.admit("b")
@@ -102,7 +107,7 @@ def of_a_server() -> Case:
     def queue() -> None:
         enqueue(active, "c", max_new_tokens=40)
 
-    return Case(active, outputs, lambda: poll(active), lose, join, queue)
+    return Case(active, outputs, lambda: poll(active), lose, finish, join, queue)
 
 
 def of_the_planner() -> Case:
@@ -120,13 +125,18 @@ def of_the_planner() -> Case:
     def lose() -> None:
         clock.run(1.5e6)
 
+    def finish() -> None:
+        while drafts.running:
+            trees = drafts.propose(["a"], [()], 1)
+            drafts.record(["a"], trees, [[]], [1])
+
     def join() -> None:
         drafts.admit(Request(Arrival(0.0, 3, 60), np.ones(60, dtype=np.bool_), "b"))
 
     def queue() -> None:
         drafts.others_wait = True
 
-    return Case(drafts, lambda: [[1] * request.done], receive, lose, join, queue)
+    return Case(drafts, lambda: [[1] * request.done], receive, lose, finish, join, queue)
 
 
 @pytest.fixture(params=[of_a_server, of_the_planner])
@@ -217,6 +227,12 @@ def test_a_request_that_follows_the_end_of_another_keeps_the_batch_going(case: C
     before = case.drafts.last_requests.certainty
     case.join()
     assert case.drafts.last_requests.certainty < before
+
+
+def test_an_answer_that_reaches_its_limit_is_counted(case: Case) -> None:
+    before = case.drafts.last_requests.certainty
+    case.finish()
+    assert case.drafts.last_requests.certainty > before
 
 
 def test_link_seconds_are_taken_once(case: Case) -> None:
