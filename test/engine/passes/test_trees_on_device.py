@@ -122,7 +122,9 @@ def test_sglangs_kernel_derives_the_links_that_our_code_derives(
     lengths = torch.arange(9) + 10
 
     def derived(place: torch.device, derive: Callable[..., None]) -> list[Tensor]:
-        out = [torch.zeros(9 * width, dtype=torch.int64, device=place) for _ in range(4)]
+        # Positions are flat, and the three links have a line for each request.
+        shapes = [(9 * width,), *[(9, width)] * 3]
+        out = [torch.zeros(shape, dtype=torch.int64, device=place) for shape in shapes]
         derive(mask.to(place), lengths.to(place), *out, 9, width)
         return [values.cpu() for values in out]
 
