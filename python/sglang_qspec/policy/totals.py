@@ -56,6 +56,8 @@ class Totals:
         """What drafts are worth, as measured."""
         self.eager_passes = 0
         """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
+        self.early_passes = 0
+        """Passes that were launched before the host knew the tokens of the last pass."""
         self.agreement = FIRST_AGREEMENT
         """Moving average: fraction of step-draft tokens that are right after a right prefix."""
 
@@ -98,6 +100,7 @@ class Totals:
             "accepted_tokens": {source.name.lower(): n for source, n in self.accepted.items()},
             "positions": self.positions.describe(),
             "eager_passes": self.eager_passes,
+            "early_passes": self.early_passes,
             "step_agreement": self.agreement,
             "target_cpus": self.target_cpus,
             "target_slowdown": self.target_slowdown,

@@ -69,6 +69,49 @@ def test_every_answer_is_the_targets_and_every_token_has_its_label_and_pass(
     assert accepted > sum(len(e["output_ids"]) for e in expected) / 4
 
 
+OFF = {"qspec_enabled": False}
+UNDRAFTED = {"custom_params": {**OFF, "qspec_return_provenance": True}}
+
+
+def test_passes_without_drafts_do_not_wait_for_the_last_tokens(
+    overlapped: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    before = state(overlapped)
+    answers = [
+        overlapped.post("/generate", {"text": text, "sampling_params": {**GREEDY, **UNDRAFTED}})
+        for text in (prompts, prompts[0])
+    ]
+    after = state(overlapped)
+    assert ids(answers[0]) == ids(expected)
+    assert answers[1]["output_ids"] == expected[0]["output_ids"]
+    for answer in (*answers[0], answers[1]):
+        labels = answer["meta_info"]["qspec_provenance"]
+        assert labels == ["target"] * len(answer["output_ids"])
+    passes = sum(
+        after["pipelines"][name]["passes"] - counts["passes"]
+        for name, counts in before["pipelines"].items()
+    )
+    assert after["early_passes"] - before["early_passes"] > passes / 2
+
+
+def test_requests_with_drafts_may_join_and_leave_passes_without(
+    overlapped: Server, prompts: list[str], expected: list[dict[str, Any]]
+) -> None:
+    """The batch begins without drafts, gets a short request with drafts, and goes on without."""
+    before = state(overlapped)
+    with ThreadPoolExecutor(3) as pool:
+        off = [pool.submit(generate, overlapped, prompts[n], custom_params=OFF) for n in (0, 1)]
+        for number in (2, 3, 2):
+            answer = generate(overlapped, prompts[number], max_new_tokens=9, custom_params=BOTH)
+            assert answer["output_ids"] == expected[number]["output_ids"][:9]
+            check(answer)
+        for number, future in enumerate(off):
+            assert future.result()["output_ids"] == expected[number]["output_ids"]
+    after = state(overlapped)
+    assert after["early_passes"] > before["early_passes"]
+    assert of_sidecar(after["accepted_tokens"]) > of_sidecar(before["accepted_tokens"])
+
+
 def test_a_stream_labels_all_tokens_so_far(overlapped: Server, prompts: list[str]) -> None:
     asked = body_of(prompts[3], custom_params=NARROW)
     pieces = list(overlapped.stream("/generate", {**asked, "stream": True}))

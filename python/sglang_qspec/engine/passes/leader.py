@@ -80,6 +80,8 @@ class Leader:
         self._prefills = prefill.PrefillProposer(active, runtime, rows)
         self._rounds = Rounds(active, runtime, times)
         self._halves = Halves()
+        self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
+        """The plan of the next round, if `early` has made it."""
         speculator.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
@@ -87,7 +89,8 @@ class Leader:
 
         The second pass is decided after the first one has run.
         """
-        plan, halves = self._plan(batch)
+        plan, halves = self._planned or self._plan(batch)
+        self._planned = None
         parts: Sequence[Sequence[int] | None] = halves or (None,)
         for number, rows in enumerate(parts, 1):
             part = batch if rows is None else batch_split.take(batch, rows)
@@ -96,6 +99,40 @@ class Leader:
             trees = None if proposal is None or proposal.trees.width == 1 else proposal.trees
             order = PassOrder(trees, rows, number == len(parts), self._speculates)
             yield Pass(part, order, plan.pipeline, proposal, traced)
+
+    def early(self, batch: ScheduleBatch, output_lens: Sequence[int]) -> Pass | None:
+        """A plain pass that does not depend on the tokens of the last pass; None if drafts may pay.
+
+        `output_lens` are the output lengths with the tokens of the last pass.
+        """
+        if not _is_independent(batch):
+            return None
+        self._planned = self._plan(batch)
+        plan, _ = self._planned
+        proposal = None
+        if self._speculates:
+            with guarded("planning a plain pass"):
+                if self._may_draft(batch, plan):
+                    return None
+                total_len = sum(output_lens) + sum(len(req.origin_input_ids) for req in batch.reqs)
+                self.accounting.begin(total_len / len(batch.reqs))
+                rids = [req.rid for req in batch.reqs]
+                # The roots are the tokens that the host does not know. Nothing reads them.
+                unknown = [0] * len(rids)
+                known = outputs_of(batch.reqs)
+                trees = self.speculator.propose(rids, known, 1, drafts=False, roots=unknown)
+                proposal = Proposal(trees)
+        self._planned = None
+        self.speculator.totals.early_passes += 1
+        order = PassOrder(speculates=self._speculates)
+        return Pass(batch, order, plan.pipeline, proposal, known_lens=output_lens)
+
+    def _may_draft(self, batch: ScheduleBatch, plan: PipelinePlan) -> bool:
+        """Whether the pass over `batch` may have drafts, or needs the tokens of the last pass."""
+        lives = [live for req in batch.reqs if (live := self.speculator.live(req.rid))]
+        if any(live.wants_candidates for live in lives):
+            return True  # rejection sampling reads the drafts at the roots
+        return self._runtime.enabled and plan.width > 1 and bool(lives)
 
     def prepare_prefill(self, batch: ScheduleBatch) -> prefill.PrefillDrafts | None:
         """Admit the requests of a prefill, and choose its drafts; None for no drafts."""
@@ -192,3 +229,19 @@ class Leader:
                     traced.look_up(self.speculator)
                 return proposal
         return None
+
+
+def _is_independent(batch: ScheduleBatch) -> bool:
+    """Whether a plain pass needs nothing that follows from the tokens of the last pass on the host.
+
+    Grammars, penalties, custom processors and traces do. SGLang may count the tokens of images
+    differently.
+    """
+    info = batch.sampling_info
+    return not (
+        batch.has_grammar
+        or info.has_custom_logit_processor
+        or info.penalizer_orchestrator.is_required
+        or any(req.multimodal_inputs is not None for req in batch.reqs)
+        or tracing.PassTrace.of(batch.reqs)
+    )

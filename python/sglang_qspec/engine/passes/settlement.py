@@ -8,6 +8,7 @@ results of all earlier passes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.outcome import Outcome, PlainOutcome
+from sglang_qspec.engine.passes.outcome import ComingTokens, Outcome, PlainOutcome
+from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.request_record import RequestRecord, record_of
 from sglang_qspec.engine.passes.target_pass import Pass
 
@@ -38,6 +40,22 @@ class Settlement:
     def add(self, launched: Pass) -> None:
         """Keep a launched pass until it is settled."""
         self._pending.append(launched)
+
+    def coming_lens(self, reqs: Sequence[Any]) -> list[int] | None:
+        """The output length of each request once all passes are settled; does not wait.
+
+        None if the host cannot know them: a pass with drafts is not settled, or a request has
+        ended or waits for tokens of its prefill.
+        """
+        if any(not isinstance(each.outcome, ComingTokens) for each in self._pending):
+            return None
+        coming = Counter(id(req) for each in self._pending for req in each.reqs)
+        if any(coming[id(req)] > 1 or record_of(req).prefill or req.finished() for req in reqs):
+            return None
+        return [
+            len(output) + coming[id(req)]
+            for req, output in zip(reqs, outputs_of(reqs), strict=True)
+        ]
 
     def settle(self) -> None:
         """Settle all passes. Waits for the device."""

@@ -93,6 +93,8 @@ class QSpecWorker(BaseSpecWorker):
         )
         accounting = None if self._leader is None else self._leader.accounting
         self._settlement = Settlement(accounting, overlap=self._overlap)
+        self._early: Pass | None = None
+        """The next pass, if `launches_early` has decided it."""
         sampling_seeds.install()
         grammar.install(get_exec().kernel.grammar_backend)
 
@@ -129,10 +131,12 @@ class QSpecWorker(BaseSpecWorker):
             record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish)
-        self._settlement.settle()
-        prefill_tokens.recover(batch.reqs)
+        early, self._early = self._early, None
+        if early is None:
+            self._settlement.settle()
+            prefill_tokens.recover(batch.reqs)
         passes = []
-        for decided in self._decided(batch):
+        for decided in self._decided(batch) if early is None else (early,):
             self._decode(decided, on_publish)
             passes.append(decided)
         if len(passes) == 1:
@@ -140,6 +144,31 @@ class QSpecWorker(BaseSpecWorker):
         return batch_split.join(
             [each.order.rows or () for each in passes], [each.result for each in passes]
         )
+
+    def launches_early(self, batch: ScheduleBatch) -> list[int] | None:
+        """Decide whether the next pass is launched before the host knows the last one's tokens.
+
+        A pass without drafts is, after passes without drafts, so that the device does not wait for
+        the host between them. Returns the length of each text without its last token; None if the
+        pass is not launched early. A target of several ranks launches no pass early.
+        """
+        self._early = None
+        if self._leader is None or self._ranks.size > 1 or not self._overlap:
+            return None
+        if not batch.forward_mode.is_decode() or batch.spec_info is None:
+            return None
+        if batch.spec_info.future_indices is None:
+            return None
+        output_lens = self._settlement.coming_lens(batch.reqs)
+        if output_lens is None:
+            return None
+        self._early = self._leader.early(batch, output_lens)
+        if self._early is None:
+            return None
+        return [
+            len(req.origin_input_ids) + output_len - 1
+            for req, output_len in zip(batch.reqs, output_lens, strict=True)
+        ]
 
     @property
     def speculates(self) -> bool:

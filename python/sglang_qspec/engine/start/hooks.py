@@ -157,6 +157,7 @@ def scheduler() -> tuple[Hook, ...]:
     from sglang_qspec.engine.cuda import capture
     from sglang_qspec.engine.passes.launch import prefill_hooks
     from sglang_qspec.engine.scheduler import (
+        early,
         endings,
         internal_state,
         kv_reserve,
@@ -187,6 +188,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
+        Hook(_SCHEDULER + ".run_batch", early.decide, BEFORE, OnError.END_SPECULATION),
         Hook(_SCHEDULER + ".process_batch_result", results.settle, BEFORE, OnError.END_SPECULATION),
         Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
         # QSPEC's output streamer ends requests; without it the speculator would keep them all.

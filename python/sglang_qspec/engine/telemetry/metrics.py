@@ -41,6 +41,7 @@ STATES = {
 """Gauges `NAME_state` with one series for each value of the label `state`."""
 TOTALS = {
     "eager_passes": "Decode and verify passes of the target that ran without a CUDA graph.",
+    "early_passes": "Passes that were launched before the host knew the last pass's tokens.",
     "evictions": "Requests that lost their drafts to the cap on draft tokens of all requests.",
     "declined_requests": "Requests that a sidecar refused to draft for.",
     "sidecar_restarts": "Times that the server restarted its own sidecar.",
