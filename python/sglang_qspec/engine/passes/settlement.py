@@ -88,6 +88,8 @@ class Settlement:
                 del self._pending[count:]
                 self.settle()
                 self._pending = later
+                if launched.is_prefill and later and self._accounting is not None:
+                    self._accounting.restart()
                 return
 
     def _settle(self, launched: Pass) -> Outcome | PlainOutcome:

@@ -57,6 +57,13 @@ class PassAccounting:
         self._began = None
         self._drafts.take_link_seconds()
 
+    def restart(self) -> None:
+        """Let the time of the present pass count from now, because a prefill before it has ended.
+
+        A pass that was launched behind a prefill does not run before the end of the prefill.
+        """
+        self._began = self._clock()
+
     def record(
         self,
         rids: Sequence[str],

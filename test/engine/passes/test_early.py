@@ -1,0 +1,267 @@
+"""Passes without drafts follow each other without a wait of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import speculator
+from sglang_qspec.engine.frontend.trace import KEY
+from sglang_qspec.engine.passes.decide.accounting import PassAccounting
+from sglang_qspec.engine.passes.launch.future_map import KnownLengths
+from sglang_qspec.engine.passes.leader import Leader
+from sglang_qspec.engine.passes.outcome import ComingTokens, PlainOutcome
+from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.request_record import record_of
+from sglang_qspec.engine.passes.settlement import Settlement
+from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.tracing import Items
+from sglang_qspec.engine.passes.worker import QSpecWorker
+from sglang_qspec.engine.ranks import RankGroup
+from sglang_qspec.engine.scheduler import early
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.trie import DraftTrees
+from test.engine.simulation import Clock
+from test.engine.speculating import enqueue, make
+
+PROMPT = [5, 6, 7]
+
+
+class Req:
+    """The part of SGLang's request that early passes read."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.origin_input_ids = PROMPT
+        self.output_ids = [8]
+        self.customized_info: dict[str, Any] | None = None
+        self.multimodal_inputs: object | None = None
+        self.is_retracted = False
+        self.inflight_middle_chunks = 0
+        self.ended = False
+
+    def finished(self) -> bool:
+        return self.ended
+
+
+class Tokens(ComingTokens):
+    """The tokens of a pass; `events` records when the host reads them."""
+
+    def __init__(self, name: str, requests: int, events: list[str]) -> None:
+        self._name, self._events = name, events
+        self._tokens = [9] * requests
+
+    def read(self) -> PlainOutcome:
+        self._events.append(f"read {self._name}")
+        return PlainOutcome(self._tokens)
+
+
+class Launcher:
+    """Launches passes in name only."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self._count = 0
+
+    def plain(self, decided: Pass) -> None:
+        self._count += 1
+        self._events.append(f"launch {self._count}")
+        decided.result = SimpleNamespace(new_seq_lens=None)
+        decided.outcome = Tokens(str(self._count), len(decided.reqs), self._events)
+
+
+class Engine:
+    """A worker with SGLang's order of events: a result is processed behind the next launch."""
+
+    def __init__(self, active: Speculator, clock: Clock) -> None:
+        self.active, self.clock = active, clock
+        self.events: list[str] = []
+        self.runtime = RuntimeSettings.of(QSpecConfig(), 8)
+        self.leader = Leader(
+            active,
+            self.runtime,
+            SimpleNamespace(tiers=(), widths=lambda _: None),
+            "cpu",
+            chains=False,
+            overlap=True,
+        )
+        self.leader.accounting = PassAccounting(active, self.runtime, clock)
+        self.worker = QSpecWorker.__new__(QSpecWorker)
+        self.worker._overlap = True
+        self.worker._device = "cpu"
+        self.worker._early = None
+        self.worker._ranks = RankGroup()
+        self.worker._leader = self.leader
+        self.worker._launcher = Launcher(self.events)  # type: ignore[assignment]
+        self.worker._settlement = Settlement(self.leader.accounting, overlap=True)
+        self.reqs = [Req(rid) for rid in "ab"]
+        self.last: Any = None
+
+    def batch(self, **info: Any) -> Any:
+        flags = {"has_custom_logit_processor": False, "has_watermark_candidates": False}
+        penalties = SimpleNamespace(is_required=False)
+        lens = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in self.reqs]
+        return SimpleNamespace(
+            reqs=self.reqs,
+            forward_mode=ForwardMode.DECODE,
+            spec_info=SimpleNamespace(future_indices=torch.arange(len(self.reqs))),
+            has_grammar=info.pop("has_grammar", False),
+            seq_lens_cpu=torch.tensor(lens),
+            sampling_info=SimpleNamespace(**{**flags, "penalizer_orchestrator": penalties, **info}),
+        )
+
+    def round(self, batch: Any = None) -> list[int] | None:
+        """Launch a pass, then process the last one. Returns the lengths of an early pass."""
+        batch = batch or self.batch()
+        lens = self.worker.launches_early(batch)
+        if lens is not None:
+            batch.seq_lens_cpu = torch.tensor(lens)
+        result = self.worker.forward_batch_generation(batch)
+        self.clock.now += 0.5
+        if self.last is not None:
+            self.worker.settle(self.last)
+            for req in self.reqs:
+                req.output_ids.append(9)
+        self.last = result
+        return lens
+
+
+@pytest.fixture
+def engine(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    module = "sglang_qspec.engine.passes.worker.record_stream_for_v2_verify"
+    monkeypatch.setattr(module, lambda *_: None)
+    yield Engine(make(None), clock)
+    speculator.deactivate()
+
+
+def test_a_pass_is_launched_before_the_last_tokens_are_read(engine: Engine) -> None:
+    lens = [engine.round() for _ in range(4)]
+    assert lens == [[3, 3], [4, 4], [5, 5], [6, 6]]
+    assert engine.events == [
+        *("launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4", "read 3"),
+    ]
+    assert engine.active.totals.early_passes == 4
+
+
+def test_every_token_is_recorded_once_and_in_order(engine: Engine) -> None:
+    """A request with drafts that are turned off is followed as any other."""
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    engine.runtime.enabled = False
+    for _ in range(4):
+        assert engine.round() is not None
+    live = engine.active.live("a")
+    assert live is not None
+    assert live.output_ids == [8, 9, 9, 9]
+    assert engine.active.totals.pipelines["queue"].passes == 3
+
+
+def test_a_request_that_may_get_drafts_makes_the_pass_wait(engine: Engine) -> None:
+    engine.round()
+    enqueue(engine.active, "a", output_ids=[8, 9], max_new_tokens=50)
+    batch = engine.batch()
+    assert engine.worker.launches_early(batch) is None
+    assert engine.leader._planned is not None
+    next(engine.leader.passes(batch))
+    assert engine.leader._planned is None
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"has_grammar": True},
+        {"has_custom_logit_processor": True},
+        {"penalizer_orchestrator": SimpleNamespace(is_required=True)},
+    ],
+)
+def test_a_batch_that_needs_the_last_tokens_waits(engine: Engine, info: dict[str, Any]) -> None:
+    engine.round()
+    assert engine.worker.launches_early(engine.batch(**info)) is None
+
+
+def test_images_and_traces_wait(engine: Engine) -> None:
+    engine.round()
+    engine.reqs[0].multimodal_inputs = object()
+    assert engine.worker.launches_early(engine.batch()) is None
+    engine.reqs[0].multimodal_inputs = None
+    engine.reqs[1].customized_info = {KEY: Items()}
+    assert engine.worker.launches_early(engine.batch()) is None
+
+
+def test_the_host_does_not_know_lengths_behind_drafts_or_for_ended_requests(
+    engine: Engine,
+) -> None:
+    settlement = engine.worker._settlement
+    engine.round()
+    assert settlement.coming_lens(engine.reqs) == [2, 2]
+    record_of(engine.reqs[0]).prefill = object()  # type: ignore[assignment]
+    assert settlement.coming_lens(engine.reqs) is None
+    record_of(engine.reqs[0]).prefill = None
+    engine.reqs[1].ended = True
+    assert settlement.coming_lens(engine.reqs) is None
+    engine.reqs[1].ended = False
+    settlement._pending[-1].outcome = None
+    assert settlement.coming_lens(engine.reqs) is None
+
+
+def test_a_target_of_several_ranks_and_a_server_without_overlap_wait(engine: Engine) -> None:
+    engine.worker._ranks.size = 2
+    assert engine.worker.launches_early(engine.batch()) is None
+    engine.worker._ranks.size = 1
+    engine.worker._overlap = False
+    assert engine.worker.launches_early(engine.batch()) is None
+
+
+def test_a_pass_behind_a_prefill_takes_the_time_after_the_prefill(engine: Engine) -> None:
+    engine.round()
+    engine.worker.settle(engine.last)
+    engine.leader.accounting.interrupt()
+    batch: Any = SimpleNamespace(reqs=engine.reqs)
+    prefill = Pass(batch, result=object(), outcome=Tokens("prefill", 2, engine.events))
+    engine.worker._settlement.add(prefill)
+    before = engine.active.totals.pipelines["ahead"].seconds
+    engine.last = None
+    engine.round()  # takes 0.5 s
+    engine.clock.now += 7.0
+    engine.worker.settle(prefill.result)
+    engine.clock.now += 0.25
+    engine.worker.settle(engine.last)
+    assert engine.active.totals.pipelines["ahead"].seconds - before == pytest.approx(0.25)
+
+
+def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device() -> None:
+    pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 8, dtype=torch.int32))
+    algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
+    future_map = KnownLengths(torch.device("cpu"), algorithm, pool)
+    slots = torch.tensor([3, 1])
+    future_map.publish(slots, torch.tensor([40, 50]))
+    batch: Any = SimpleNamespace(spec_info=SimpleNamespace(future_indices=slots))
+    worker = QSpecWorker.__new__(QSpecWorker)
+    worker.launches_early = lambda batch: [40, 50]  # type: ignore[method-assign]
+    early.decide(SimpleNamespace(future_map=future_map, model_worker=worker), batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FutureMap, "resolve_seq_lens_cpu", None)
+        future_map.resolve_seq_lens_cpu(batch)
+    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [40, 50]
+    assert batch.seq_lens_sum == 90
+    future_map.publish(slots, torch.tensor([41, 51]))
+    future_map.resolve_seq_lens_cpu(batch)
+    assert batch.seq_lens_cpu.tolist() == [41, 51]
+
+
+def test_the_roots_of_an_early_pass_are_no_tokens_of_the_text(engine: Engine) -> None:
+    engine.round()
+    decided = engine.leader.early(engine.batch(), [2, 2])
+    assert decided is not None
+    assert isinstance(decided.proposal, Proposal)
+    assert isinstance(decided.proposal.trees, DraftTrees)
+    assert decided.proposal.trees.width == 1
+    assert decided.proposal.candidates is None
+    assert decided.output_lens == [2, 2]
