@@ -2,8 +2,7 @@
 
 __main__ (options) ─► check (a process for each part, time limits) ─► page (Markdown) and JSON
 parts: environment, pytests (kernels, mocked, distribution), passes, times, loads
-standin: torch instead of sgl_kernel, where its wheel does not load
 bundle: the files that a machine without a network needs
 
-No GPU has run this yet. `--emulate` runs the parts that need no GPU, on a CPU.
+`--emulate` runs the parts that need no GPU, on a CPU. docs/results.md says what one GPU has run.
 """

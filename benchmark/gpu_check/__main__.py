@@ -9,7 +9,7 @@
 Writes results.json, table.md and a log of each part to --output. The last line is JSON: `failed`
 (names of parts, or of their checks), `eager_passes` (passes of the target outside CUDA graphs),
 `identical` (greedy answers with and without QSPEC), and `skipped`. The exit status is 0 only if
-`failed` is empty. No GPU has run this yet.
+`failed` is empty.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from pathlib import Path
 
 import msgspec
 
-from benchmark.gpu_check import bundle, standin
+from benchmark.gpu_check import bundle
 from benchmark.gpu_check.check import check, failures, summary
 from benchmark.gpu_check.outcome import Options
 from benchmark.gpu_check.page import page
 from benchmark.gpu_check.parts import BY_NAME, PARTS
+from benchmark.harness import standin
 from benchmark.harness.machine import provenance
 from benchmark.harness.options import parser_of, positive, words
 from benchmark.harness.output import say, write

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import psutil
 
-from benchmark.gpu_check import standin
 from benchmark.gpu_check.environment import ROOT
 from benchmark.gpu_check.memory import Peak
 from benchmark.gpu_check.outcome import Options, Outcome
 from benchmark.gpu_check.parts import PARTS, Part
+from benchmark.harness import standin
 from benchmark.harness.output import say
 
 STOP_SECONDS = 20.0

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu_check import standin
 from benchmark.gpu_check.outcome import NotHereError, Options, Steps
+from benchmark.harness import standin
 from benchmark.harness.report import Table
 
 ROOT = Path(__file__).parents[2]

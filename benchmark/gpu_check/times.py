@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu_check import dummy, standin
+from benchmark.gpu_check import dummy
 from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import demo_settings, settings
+from benchmark.harness import standin
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.report import Table
 from benchmark.harness.statistics import number

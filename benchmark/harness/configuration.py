@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from benchmark.harness import standin
 from benchmark.harness.machine import provenance
 from benchmark.harness.server import Server
 
@@ -51,6 +52,11 @@ class Settings:
             del given["flags"]
         return {name: str(value) for name, value in given.items()}
 
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether torch stands in for SGLang's kernels, which do not take float32 on a GPU."""
+        return self.on_gpu and self.dtype == "float32"
+
     def arguments(self) -> list[str]:
         """The server flags."""
         # SGLang reports the times in the queue and of the prefill only with metrics.
@@ -59,9 +65,8 @@ class Settings:
         found += ["--context-length", str(self.context_length)]
         if self.on_gpu:
             found += ["--mem-fraction-static", "0.5"]
-            if self.dtype == "float32":
-                # SGLang's default backends on GPUs have no kernels for it.
-                found += ["--attention-backend", "triton"]
+            if self.has_stand_ins:
+                found += standin.FLAGS
         else:
             tokens = self.total_tokens or max(8192, 2 * self.slots * self.context_length)
             found += ["--device", "cpu", "--max-total-tokens", str(tokens)]
@@ -116,7 +121,8 @@ class Configuration:
         """A server that is not started yet; `environment` is added to that of this process."""
         engine = {} if self.settings.on_gpu else {"SGLANG_USE_CPU_ENGINE": "1"}
         arguments = [*self.settings.arguments(), *self.flags]
-        added = {**engine, **(environment or {})}
+        replaced = standin.environment() if self.settings.has_stand_ins else {}
+        added = {**engine, **replaced, **(environment or {})}
         place = (self.settings.model, arguments)
         return Server(
             *place,

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from benchmark.gpu_check import check as checking
-from benchmark.gpu_check import standin
 from benchmark.gpu_check.check import check, environment, failures, skips, summary
 from benchmark.gpu_check.outcome import Options, Outcome
 from benchmark.gpu_check.page import page
 from benchmark.gpu_check.parts import PARTS, Part
+from benchmark.harness import standin
 from benchmark.harness.report import Table
 from test.benchmark.gpu_check import fakes
 

@@ -63,6 +63,8 @@ class Server:
     def __init__(self) -> None:
         self.total = self.eager = 0
         self.changed: list[dict[str, int]] = []
+        self.gap: float | None = None
+        """Difference of the log probabilities where drafts change an answer; None for no change."""
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/set_internal_state":
@@ -71,7 +73,15 @@ class Server:
         asked = body["sampling_params"]
         self.total += len(asked)
         self.eager += sum("frequency_penalty" in one for one in asked)
-        return [{"output_ids": [len(text)]} for text in body["text"]]
+        off = [bool(one.get("custom_params")) for one in asked]
+        top = [[-0.5, 1, None], [-0.5 - (self.gap or 0.0), 2, None]]
+        return [
+            {
+                "output_ids": [len(text), 1 if plain or self.gap is None else 2],
+                "meta_info": {"output_top_logprobs": [top, top]},
+            }
+            for text, plain in zip(body["text"], off, strict=True)
+        ]
 
 
 @pytest.fixture
@@ -102,6 +112,16 @@ def test_mixes_with_passes_outside_graphs_are_named_on_a_gpu(server: Server) -> 
     assert line == "Target passes run in CUDA graphs: 1, 8. Those beside took 3 s."
     assert [change["qspec_mode"] for change in server.changed] == [2, 4]
     assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
+
+
+@pytest.mark.parametrize("gap", [0.125, 0.75])
+def test_drafts_may_change_an_answer_only_at_a_near_tie(server: Server, gap: float) -> None:
+    server.gap = gap
+    steps = Steps()
+    passes.passes(CPU, steps)
+    assert steps.found.figures["equal_bfloat16_answers"] == 0.0
+    assert steps.found.figures["bfloat16_gaps"] == [gap] * 16
+    assert list(steps.found.failed) == ([] if gap < passes.NEAR_TIE else ["bfloat16 answers"])
 
 
 @pytest.mark.parametrize(("capability", "servers"), [(8, 1), (9, 2), (10, 1)])

@@ -1,8 +1,9 @@
 """Stand-ins in torch for the functions of sgl_kernel that a dense model needs on a GPU.
 
-The wheel of sgl_kernel loads only beside the torch release that it was compiled with. On a machine
-with another torch, `gpu-check` puts this folder on the path of its processes, which find the
-package `sgl_kernel` in it. Only `gpu-check` uses the stand-ins: they are right, but not fast.
+The wheel of sgl_kernel loads only beside the torch release that it was compiled with, and its norms
+do not take float32. On a machine with another torch, and for servers in float32 on a GPU, this
+folder is on the path of the processes, which find the package `sgl_kernel` in it. Only benchmarks
+and `gpu-check` use the stand-ins: they are right, but not fast.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def environment(present: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *_path(present)]),
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+        # SGLang's radix tree in Rust reads tensors as the torch release of its wheel lays them out.
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
     }
 
 
