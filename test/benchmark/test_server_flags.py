@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from benchmark import bench_soak, bench_worst_case
+from benchmark.harness import standin
 from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of, words
@@ -165,3 +166,20 @@ def test_unpinned_servers_may_use_all_processors(
     with pytest.raises(SystemExit):
         parsed(parser, [*given, "--unpinned", "--target-cores", "0", "--sidecar-cores", "1"])
     assert "--unpinned and --target-cores exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "replaced"),
+    [
+        (GPU, "float32", True),
+        (GPU, "bfloat16", False),
+        (CPU, "float32", False),
+    ],
+)
+def test_only_servers_in_float32_on_a_gpu_find_the_stand_ins(
+    settings: Settings, dtype: str, replaced: bool
+) -> None:
+    server = Configuration("any", replace(settings, dtype=dtype)).server()
+    path = server._environment.get("PYTHONPATH", "").split(os.pathsep)
+    assert (str(standin.FOLDER) in path) == replaced
+    assert (standin.BACKEND in server.command) == replaced

@@ -40,10 +40,12 @@ def test_every_carried_package_is_in_the_lock_and_none_is_tied_to_torch(python: 
 
 def test_what_the_machine_has_is_not_carried() -> None:
     there = present("# python 3.12\nNumPy==2.5.2\nsafetensors @ file:///x\n-e git+x\n\n")
-    assert there == {"numpy", "safetensors"}
-    names = to_carry(set(CARRIED), there)
-    assert "safetensors" not in names
+    assert there == {"numpy": "2.5.2", "safetensors": ""}
+    packages = locked(LOCK.read_text(), "3.12")
+    names = to_carry(packages, {**there, "transformers": packages["transformers"].version})
+    assert not {"safetensors", "transformers"} & set(names)
     assert "sglang" in names
+    assert "transformers" in to_carry(packages, {"transformers": "5.0"})
 
 
 def test_a_wheel_is_found_by_name_and_version() -> None:
