@@ -1,7 +1,6 @@
 """The Triton kernel draws what the CPU draws, in Triton's interpreter, and compiles for GPUs.
 
-Triton reads `TRITON_INTERPRET` when it is imported, so each test has its own process. No GPU has
-run the kernel yet.
+Triton reads `TRITON_INTERPRET` when it is imported, so each test has its own process.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The kernel reads the weights once and keeps no [n, m] values in memory. A progra
 one row, block by block. It knows the value of the row's likeliest column. So a bound in float32 can
 skip the logarithms in float64 for nearly all blocks. Consumer GPUs have few float64 units.
 
-The tests run this kernel in Triton's interpreter on a CPU. No GPU has run it yet.
+The tests run this kernel in Triton's interpreter on a CPU, and `gpu-check` runs it on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every pass of a server runs in a graph, and computes the same results as without graphs.
 
 SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with a random Llama.
-`called_graphs` describes the stand-ins for the graphs. No GPU has run this.
+`called_graphs` describes the stand-ins for the graphs.
 """
 
 import json

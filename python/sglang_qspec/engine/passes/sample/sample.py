@@ -6,7 +6,8 @@ sampled requests it needs the probabilities of the drafts. On a CPU it takes the
 temperature.
 
 SGLang's kernel for greedy trees decides which draft tokens are accepted: it compares them with the
-sampled tokens. No GPU has run this module yet; the tests run it on a CPU and on fake CUDA tensors.
+sampled tokens. The tests run this module on a CPU and on fake CUDA tensors, and
+`gpu-check` runs it on a GPU.
 """
 
 from __future__ import annotations
