@@ -318,7 +318,6 @@ class ServerContract:
             drafts_are_accepted(server)
             sidecar.kill()
         connected(server)
-        before = from_sidecar(server)
-        assert ids(ask_all(server, bodies[:4])) == ids(expected[:4])
-        for new, old in zip(from_sidecar(server), before, strict=True):
-            assert new > old
+        # Of a slow sidecar not every answer gets drafts in time.
+        with loaded(server, bodies, expected):
+            drafts_are_accepted(server)
