@@ -102,6 +102,24 @@ def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUs
     assert divided.enter(REQUESTS, RUNTIME) is TEXTS
 
 
+def test_lookups_alone_go_on_only_while_they_pay(divided: CoreUse) -> None:
+    """Without a sidecar the rounds are measured too, apart from those with one."""
+    divided._speculator = speculator(ready=False)
+    kinds = []
+    for _ in range(200):
+        use = divided.enter(REQUESTS, RUNTIME)
+        kinds.append(use)
+        seconds = 0.05 if use is NONE else 0.08
+        divided.observe(trees_of(Source.PROMPT), [[]] * REQUESTS, REQUESTS, seconds)
+    assert set(kinds) == {TEXTS, NONE}
+    assert kinds[0] is TEXTS
+    assert kinds[-40:].count(NONE) > 30
+    assert divided._speculator.totals.trials is divided._alone
+    divided._speculator = speculator()
+    assert divided.enter(REQUESTS, RUNTIME) is ALL, "the sidecar is back"
+    assert divided._speculator.totals.trials is divided._trials
+
+
 def test_a_sidecar_that_is_not_connected_keeps_its_cpus_for_a_while(divided: CoreUse) -> None:
     absent = divided._speculator = speculator(ready=False)
     assert divided.enter(REQUESTS, RUNTIME) is TEXTS

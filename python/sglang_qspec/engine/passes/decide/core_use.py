@@ -48,8 +48,8 @@ class CoreUse:
         self._cores: TargetCores | None = None
         self._shares = False
         """Whether the sidecar takes CPUs, or time of a shared device, from the target."""
-        self._decides = False
-        """Whether the present round is measured for `_trials`."""
+        self._measured: DraftTrials | None = None
+        """The trials for which the present round is measured; None for none."""
         self._use = DraftUse.ALL
         """The drafts of the present round."""
         self._absent_s = 0.0
@@ -65,6 +65,8 @@ class CoreUse:
             speculator.totals.target_cpus = self._cores.use(everything=False)
         self._shares = ratio is not None
         self._trials = DraftTrials(ratio)
+        self._alone = DraftTrials()
+        """The trials of rounds in which the sidecar cannot draft, so that ALL stands for TEXTS."""
         speculator.totals.trials = self._trials
 
     def enter(self, requests: int, settings: RuntimeSettings) -> DraftUse:
@@ -78,12 +80,13 @@ class CoreUse:
         drafts = settings.enabled and (
             not self._shares or (sidecar.wanted and (sidecar.ready or self._waits))
         )
-        self._decides = drafts and settings.mode not in PIPELINES
-        self._decides &= sidecar.ready or not self._shares
-        if self._decides:
-            self._use = self._trials.choose(requests, plain=not settings.fixed_width)
-        else:
-            self._use = DraftUse.ALL if drafts else DraftUse.TEXTS
+        self._measured = self._trials_of(settings, drafts=drafts)
+        self._use = DraftUse.ALL
+        if self._measured is not None:
+            self._speculator.totals.trials = self._measured
+            self._use = self._measured.choose(requests, plain=not settings.fixed_width)
+        if self._use is DraftUse.ALL and not drafts:
+            self._use = DraftUse.TEXTS
         everything = self._use is not DraftUse.ALL
         if self._shares and self._cores is not None:
             sidecar.starved = everything
@@ -92,13 +95,22 @@ class CoreUse:
             self._speculator.totals.target_cpus = cpus
         elif self._shares:
             self._times.enter_cores(ALONE if everything else 0)
-            return self._use if drafts else DraftUse.ALL
+            return self._use if drafts or self._use is DraftUse.NONE else DraftUse.ALL
         return self._use
+
+    def _trials_of(self, settings: RuntimeSettings, *, drafts: bool) -> DraftTrials | None:
+        """The trials that decide a round; `drafts` says whether the sidecar may draft in it."""
+        if not settings.enabled or settings.mode in PIPELINES:
+            return None
+        if not drafts:
+            return self._alone
+        return self._trials if self._speculator.sidecar.ready or not self._shares else None
 
     @property
     def keeps_drafting(self) -> bool:
         """Whether the sidecar goes on during a round without drafts, which is only a trial."""
-        tries_none = self._use is DraftUse.NONE and self._decides and self._trials.tries
+        measured = self._measured
+        tries_none = self._use is DraftUse.NONE and measured is not None and measured.tries
         return tries_none and not self._shares
 
     @property
@@ -122,7 +134,7 @@ class CoreUse:
         self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
     ) -> None:
         """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`."""
-        if not self._decides:
+        if self._measured is None:
             self._trials.skip(seconds)
             if self._use is DraftUse.ALL:
                 self._absent_s += seconds
@@ -134,7 +146,7 @@ class CoreUse:
         )
         bs = len(accepted)
         plain_rate = bs / self._times.seconds(bs, 1)
-        self._trials.observe(tokens, drafted, seconds, plain_rate)
+        self._measured.observe(tokens, drafted, seconds, plain_rate)
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)
 
