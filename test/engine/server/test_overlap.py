@@ -28,6 +28,7 @@ from test.engine.server.running import (
     ids,
     of_sidecar,
     state,
+    turned,
     until,
 )
 from test.engine.server.test_provenance import ASKED, check
@@ -110,6 +111,19 @@ def test_requests_with_drafts_may_join_and_leave_passes_without(
     after = state(overlapped)
     assert after["early_passes"] > before["early_passes"]
     assert of_sidecar(after["accepted_tokens"]) > of_sidecar(before["accepted_tokens"])
+
+
+def test_requests_end_and_are_retracted_between_passes_without_drafts(
+    overlapped: Server, bodies: Bodies, expected: Answers
+) -> None:
+    before = state(overlapped)["early_passes"]
+    contract = TestContract()
+    with turned(overlapped, enabled=0):
+        contract.test_aborted_requests_leave_nothing_behind_and_change_no_other_answer(
+            overlapped, bodies, expected
+        )
+        contract.test_retracted_requests_give_the_same_answers(overlapped, bodies, expected)
+    assert state(overlapped)["early_passes"] > before
 
 
 def test_a_stream_labels_all_tokens_so_far(overlapped: Server, prompts: list[str]) -> None:
