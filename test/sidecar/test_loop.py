@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,3 +249,45 @@ def test_an_empty_prompt_is_declined_and_an_empty_commit_ignored() -> None:
     wire.run()
     assert wire.declined() == [(ONE, 1)]
     assert wire.told(TWO, 1) == list(range(4, 10))
+
+
+class Busy:
+    """A drafter and its link in simulated time: passes take longer than the messages of a pass."""
+
+    PASS_S, MESSAGE_S, COMING = 0.2, 0.005, 20
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.passes = self.handled = self.sent = 0
+        self.idle = False
+        self.retries: list[object] = []
+        self.overload = SimpleNamespace(look=lambda: None)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def receive(self, timeout_ms: int) -> list[tuple[Any, Any]]:
+        found = [(ONE, None)] * (self.COMING * (self.passes + 1) - self.sent)
+        self.sent += len(found)
+        return found
+
+    def departed(self) -> list[Peer]:
+        return []
+
+    def handle(self, peer: Peer, message: object) -> None:
+        self.now += self.MESSAGE_S
+        self.handled += 1
+
+    def step(self) -> None:
+        self.now += self.PASS_S
+        self.passes += 1
+
+    def take(self) -> list[Any]:
+        return []
+
+
+def test_messages_do_not_pile_up_while_passes_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy: Any = Busy()
+    monkeypatch.setattr("sglang_qspec.sidecar.loop.time", busy)
+    serve(busy, busy, lambda: busy.passes >= 50)
+    assert busy.COMING * busy.passes - busy.handled <= busy.COMING

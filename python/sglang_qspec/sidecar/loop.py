@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 500
 """Interval, in milliseconds, at which an idle sidecar checks whether it should stop."""
 HANDLE_BUDGET_S = 0.02
-"""Maximum time, in seconds, for handling messages before the next pass."""
+"""Minimum of the maximum time, in seconds, for handling messages before the next pass. After a
+longer pass it is the time of that pass: more messages have come meanwhile, and until they are
+handled, the next pass drafts for texts that are no longer, and for requests that have ended."""
 MAX_FAILURES = 5
 """Number of consecutive failed passes after which the process ends. A CUDA device that failed once
 keeps failing until a new process initializes it."""
@@ -53,10 +55,11 @@ def serve(
     faults = Faults(logger, owner="sidecar")
     failures = 0
     inbox: deque[tuple[Peer, ToSidecar]] = deque()
+    budget = HANDLE_BUDGET_S
     while not stopping():
         if not inbox:
             inbox += wire.receive(IDLE_POLL_MS if drafter.idle else 0)
-        until = time.monotonic() + HANDLE_BUDGET_S
+        until = time.monotonic() + budget
         while inbox and time.monotonic() < until:
             _handle(drafter, *inbox.popleft(), faults)
         for peer in wire.departed():
@@ -67,6 +70,7 @@ def serve(
             publish()
         if not drafter.idle:
             alone = len(drafter.retries) > 0  # its success does not show that other passes work
+            began = time.monotonic()
             try:
                 drafter.step()
                 failures = failures if alone else 0
@@ -81,6 +85,7 @@ def serve(
                         f"{failures} passes of the draft model failed in a row; the last error is "
                         f"{type(error).__name__}: {error}"
                     ) from error
+            budget = max(HANDLE_BUDGET_S, time.monotonic() - began)
         for peer, answer in drafter.take():
             if not wire.send(peer, answer):
                 drafter.undelivered(peer, answer)
