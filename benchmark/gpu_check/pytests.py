@@ -73,12 +73,21 @@ def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] =
             [*command, f"--junitxml={report}", *arguments],
             cwd=ROOT,
             env={**os.environ, **environment},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
+        output = done.stdout
+        print(output, flush=True)  # for the log of the part
         if done.returncode not in (0, 1):
-            raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
+            raise RuntimeError(f"pytest ended with {done.returncode}: {_cause(output)}")
         read(steps, ElementTree.parse(report).getroot())
+
+
+def _cause(output: str) -> str:
+    """The lines of pytest's output that name an error, or else its last line."""
+    lines = output.strip().splitlines() or [""]
+    return "; ".join(line for line in lines if line.startswith(("E  ", "ERROR:"))) or lines[-1]
 
 
 def read(steps: Steps, report: ElementTree.Element) -> None:

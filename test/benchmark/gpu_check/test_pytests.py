@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmark.gpu_check.environment import ROOT
 from benchmark.gpu_check.outcome import Steps
-from benchmark.gpu_check.pytests import DISTRIBUTION, KERNELS, MOCKED, read
+from benchmark.gpu_check.pytests import DISTRIBUTION, KERNELS, MOCKED, read, run
 
 REPORT = """\
 <testsuites><testsuite>
@@ -41,3 +42,13 @@ def test_the_files_of_the_tests_exist() -> None:
     for name in (*KERNELS, *MOCKED, DISTRIBUTION):
         file, _, test = name.partition("::")
         assert f"def {test}" in (ROOT / file).read_text()
+
+
+def test_the_cause_of_a_failed_collection_is_named_and_the_output_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("import no_such_module\n")
+    with pytest.raises(RuntimeError, match="pytest ended with 2: .*no_such_module"):
+        run(Steps(), [str(broken), "--rootdir", str(tmp_path), "-c", "/dev/null"])
+    assert "ERROR collecting test_broken.py" in capfd.readouterr().out
