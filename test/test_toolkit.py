@@ -1,17 +1,22 @@
-"""`scripts/toolkit` finds a CUDA toolkit of the machine or makes one of NVIDIA's wheels."""
+"""`scripts/toolkit` finds a CUDA toolkit of the machine or makes one of NVIDIA's wheels.
+
+`scripts/setup` refuses a driver that is too old for them.
+"""
 
 import subprocess
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "toolkit"
 NEEDED = ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart.so")
 
 
-def write(folder: Path, *files: str) -> Path:
+def write(folder: Path, *files: str, release: str = "13.0") -> Path:
     for file in files:
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#!/bin/sh\n")
+        path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V1'\n")
         path.chmod(0o755)
     return folder
 
@@ -53,6 +58,37 @@ def test_a_complete_toolkit_of_the_machine_wins(tmp_path: Path) -> None:
     assert not (venv / "cuda").exists()
 
 
+def test_a_toolkit_of_another_release_does_not_win(tmp_path: Path) -> None:
+    venv = wheels(tmp_path / "venv")
+    old = write(tmp_path / "old", *NEEDED, release="12.4")
+    assert run(venv, path=f"{old / 'bin'}:/usr/bin:/bin") == (str(venv / "cuda"), "")
+    found, error = run(venv, CUDA_HOME=str(old))
+    assert not found
+    assert "has release 12, but the wheels of torch need 13; unset CUDA_HOME" in error
+    assert len(error.splitlines()) == 1
+    assert run(tmp_path / "empty", CUDA_HOME=str(old)) == (str(old), ""), "no wheel says what fits"
+
+
+def test_the_wheels_get_a_library_of_the_driver_to_link_with(tmp_path: Path) -> None:
+    found, _ = run(wheels(tmp_path / "venv"))
+    program = tmp_path / "linked.so"
+    source = tmp_path / "empty.cpp"
+    source.write_text("int none;")
+    link = [
+        "g++",
+        "-shared",
+        "-Wl,--no-as-needed",
+        str(source),
+        f"-L{found}/lib64/stubs",
+        "-lcuda",
+        "-o",
+        str(program),
+    ]
+    subprocess.run(link, check=True, capture_output=True)
+    needed = subprocess.run(["readelf", "-d", program], check=True, capture_output=True, text=True)
+    assert "libcuda.so.1" in needed.stdout
+
+
 def test_a_given_toolkit_that_is_incomplete_is_named_with_the_missing_file(tmp_path: Path) -> None:
     given = write(tmp_path / "given", "bin/nvcc")
     found, error = run(wheels(tmp_path / "venv"), CUDA_HOME=str(given))
@@ -67,3 +103,23 @@ def test_without_any_toolkit_one_line_says_what_is_missing(tmp_path: Path) -> No
     _, error = run(tmp_path / "empty")
     assert error.startswith("no CUDA toolkit (nvcc, headers, libcudart)")
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("driver", ["550.54.15", ""])
+def test_a_driver_that_is_too_old_ends_the_setup_before_it_installs_anything(
+    tmp_path: Path, driver: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] || echo \"{driver}\"\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", SCRIPT.with_name("setup")],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "no-such-python"},
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"setup: the NVIDIA driver is {driver or 'unknown'}, but CUDA 13 needs 580 or newer: "
+        "update the driver\n"
+    )
