@@ -110,7 +110,7 @@ def test_a_driver_that_is_too_old_ends_the_setup_before_it_installs_anything(
     tmp_path: Path, driver: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] || echo \"{driver}\"\n")
+    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] || echo "{driver}"\n')
     program.chmod(0o755)
     done = subprocess.run(
         ["bash", SCRIPT.with_name("setup")],
