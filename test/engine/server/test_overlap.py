@@ -118,7 +118,7 @@ def test_requests_end_and_are_retracted_between_passes_without_drafts(
 ) -> None:
     before = state(overlapped)["early_passes"]
     contract = TestContract()
-    with turned(overlapped, enabled=0):
+    with turned(overlapped, draft_token_num=1):
         contract.test_aborted_requests_leave_nothing_behind_and_change_no_other_answer(
             overlapped, bodies, expected
         )
