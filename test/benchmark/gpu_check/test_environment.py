@@ -30,7 +30,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     answer = f'case "$1" in *memory.used*) cat {used};; *) echo "{GPU}";; esac'
     program(tmp_path / "bin" / "nvidia-smi", answer)
     toolkit = tmp_path / "cuda"
-    program(toolkit / "bin" / "nvcc", "echo 'Cuda compilation tools, release 13.0, V1'; echo 'Build 13.0'")
+    program(
+        toolkit / "bin" / "nvcc",
+        "echo 'Cuda compilation tools, release 13.0, V1'; echo 'Build 13.0'",
+    )
     program(toolkit / "include" / "cuda_runtime.h", "")
     program(toolkit / "lib64" / "libcudart.so", "")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
