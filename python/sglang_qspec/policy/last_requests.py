@@ -59,7 +59,7 @@ class LastRequests:
 
     def __init__(self) -> None:
         self._at_limit = _Share()
-        """Share of the requests whose answer was as long as its limit allows."""
+        """Share of the answers that reached their limit of tokens."""
         self._followed = _Share()
         """Share of the ends that another request followed while the batch still ran."""
         self._ends = 0

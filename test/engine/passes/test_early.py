@@ -100,7 +100,8 @@ class Engine:
         self.worker._early = None
         self.worker._ranks = RankGroup()
         self.worker._leader = self.leader
-        self.worker._launcher = Launcher(self.events)  # type: ignore[assignment]
+        launcher: Any = Launcher(self.events)
+        self.worker._launcher = launcher
         self.worker._settlement = Settlement(self.leader.accounting, overlap=True)
         self.reqs = [Req(rid) for rid in "ab"]
         self.last: Any = None
@@ -199,9 +200,10 @@ def test_the_host_does_not_know_lengths_behind_drafts_or_for_ended_requests(
     engine: Engine,
 ) -> None:
     settlement = engine.worker._settlement
+    unfinished: Any = object()
     engine.round()
     assert settlement.coming_lens(engine.reqs) == [2, 2]
-    record_of(engine.reqs[0]).prefill = object()  # type: ignore[assignment]
+    record_of(engine.reqs[0]).prefill = unfinished
     assert settlement.coming_lens(engine.reqs) is None
     record_of(engine.reqs[0]).prefill = None
     engine.reqs[1].ended = True
