@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 30.0
-"""Maximum wait for a draft, in seconds. After it the target no longer waits for this sidecar, for
-example for one that lies: its drafts then come as on any other server."""
+"""Maximum wait, in seconds, for a draft of sidecars that draft nothing. After it the target no longer
+waits in this session of the link, for example for a sidecar that lies: its drafts then come as on
+any other server."""
 FIRST_PASSES = 4
 """Passes of a request that wait for step drafts, if the request also gets drafts of other sources.
 A drafter may be much slower than the target, and more waits would show nothing else."""
@@ -73,7 +74,7 @@ def install() -> None:
         return Hold(allowed, get_parallel().dp_rank or 0)
 
     missed: set[int] = set()
-    """Sessions of the link in which a draft took more than LIMIT_S."""
+    """Sessions of the link in which a draft did not come."""
 
     def holds(scheduler: Any) -> bool:
         first = scheduler.tp_group.rank_in_group == 0
@@ -91,15 +92,15 @@ def install() -> None:
 
     def wait(sound: Callable[..., Any], self: Any, rids: Any, trees: Any, *given: Any) -> Any:
         active, session, began = self._drafts, self._session_count, time.monotonic()
+        patience = Patience(active.sidecar)
         if session in missed:
             return (yield from sound(self, rids, trees, *given))
         waits = [waits_for_steps(active.live(rid)) for rid in rids]
         while active.awaited(rids, trees)[waits].any():
             came = yield POLL_S
-            waited = time.monotonic() - began
             if came:
-                return waited, math.inf
-            if waited > LIMIT_S:
+                return time.monotonic() - began, math.inf
+            if patience.is_over:
                 missed.add(session)
                 break
         return time.monotonic() - began, 0.0
@@ -110,13 +111,14 @@ def install() -> None:
         return sound(self, live)
 
     def admit(sound: Callable[..., Any], self: Any, rid: str) -> Any:
-        live, session, began = self.live(rid), self.sidecar.session_count, time.monotonic()
+        live, session = self.live(rid), self.sidecar.session_count
+        patience = Patience(self.sidecar)
         steps = self.runtime_settings.mode != "queue" and live and "step" in live.controls.sources
         if live is not None and live.waits and not steps and session not in missed:
             while self.sidecar.ready and lacks_completion(live):
                 time.sleep(POLL_S)
                 self.poll()
-                if time.monotonic() - began > LIMIT_S:
+                if patience.is_over:
                     missed.add(session)
                     break
         return sound(self, rid)
@@ -143,6 +145,28 @@ def install() -> None:
     )
     for owner, name, function in changes:
         _wrap(owner, name, function)
+
+
+class Patience:
+    """A wait for drafts of the sidecars of a server, however slow they are."""
+
+    def __init__(self, sidecars: Any) -> None:
+        self._sidecars = sidecars
+        self._drafted = self._tokens
+        self._since = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sidecars have drafted nothing for LIMIT_S."""
+        if self._tokens != self._drafted:
+            self._drafted, self._since = self._tokens, time.monotonic()
+        return time.monotonic() - self._since > LIMIT_S
+
+    @property
+    def _tokens(self) -> list[int]:
+        """Tokens that each sidecar has drafted, by its latest heartbeat."""
+        beats = [client.link.heartbeat for client in self._sidecars._clients]
+        return [0 if beat is None else beat.drafted_tokens for beat in beats]
 
 
 def lacks_completion(live: Any) -> bool:

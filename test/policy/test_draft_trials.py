@@ -16,6 +16,7 @@ from sglang_qspec.policy.draft_trials import (
     WARM_UP_S,
     WINDOW_S,
 )
+from sglang_qspec.policy.forecast import Forecast
 
 PASS_S = 0.1
 ALL, TEXTS, NONE = DraftUse
@@ -143,6 +144,43 @@ def test_few_requests_begin_with_cores_for_the_sidecar_and_many_with_all_cores()
     assert share(serve(trials, rates(150, 100), 1.5, requests=4)) < 0.5
     list(serve(trials, rates(150, 100), 30, requests=4))
     assert share(serve(trials, rates(150, 100), 100, requests=4)) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("predicted", "first"), [(0.5, TEXTS), (0.8, TEXTS), (0.9, ALL), (2.0, ALL)]
+)
+def test_a_forecast_of_a_clear_loss_leaves_the_target_its_cores(
+    predicted: float, first: DraftUse
+) -> None:
+    trials = DraftTrials(2.0, lambda requests: Forecast(predicted * requests, 1.0 * requests))
+    assert share(serve(trials, rates(100, 100), 1.5), first) == 1.0
+
+
+def test_the_first_trial_of_drafts_that_lose_comes_when_it_loses_little() -> None:
+    """A third of the tokens of two seconds is one percent of those of 67 seconds."""
+    load = rates(67, 100, 100)
+    found = list(serve(DraftTrials(2.0, lambda _: Forecast(67, 100)), load, 400))
+    assert ALL in found
+    before = found.index(ALL) * PASS_S
+    assert before * LOSS > 0.33 * (WARM_UP_S[ALL] + WINDOW_S[ALL] / 3) * 0.9
+    sooner = list(serve(DraftTrials(2.0, lambda _: Forecast(84, 100)), load, 400))
+    assert sooner.index(ALL) * PASS_S < before
+
+
+def test_drafts_that_were_begun_end_when_the_forecast_has_become_clear() -> None:
+    """The first passes tell how slow the target is without the sidecar's cores."""
+    known = False
+    trials = DraftTrials(2.0, lambda _: Forecast(50, 100) if known else None)
+    assert share(serve(trials, rates(50, 100), 0.5)) == 1.0
+    known = True
+    assert share(serve(trials, rates(50, 100), 30)) == 0.0
+
+
+def test_measured_drafts_do_not_follow_the_forecast() -> None:
+    trials = DraftTrials(2.0)
+    list(serve(trials, rates(150, 100), 60))
+    trials._forecast = lambda _: Forecast(50, 100)
+    assert share(serve(trials, rates(150, 100), 60)) > 0.7
 
 
 def test_more_requests_begin_with_cores_for_the_sidecar_if_the_target_keeps_most_cores() -> None:

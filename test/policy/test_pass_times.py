@@ -105,6 +105,25 @@ def test_the_estimate_of_a_slow_width_falls_while_the_width_is_unused() -> None:
     assert times.seconds(1, 16) / times.seconds(1, 1) < 0.8 * before
 
 
+def test_times_on_other_cores_are_told_once_some_passes_ran_there() -> None:
+    times = PassTimes(FLAT)
+    times.enter_cores(1)
+    assert times.on(1) is times.on(2) is None
+    for _ in range(50):
+        times.observe(2, 1, 0.2)
+    times.enter_cores(2)
+    for _ in range(50):
+        times.observe(2, 1, 0.1)
+    one, two, three = (times.on(cores) for cores in (1, 2, 3))
+    assert three is None
+    assert one is not None
+    assert two is not None
+    assert one(2, 1) == pytest.approx(2 * two(2, 1), rel=0.01)
+    assert two(2, 1) == times.seconds(2, 1) == pytest.approx(0.1)
+    times.observe(2, 1, 0.1)
+    assert one(2, 1) == pytest.approx(2 * two(2, 1), rel=0.01)
+
+
 def test_one_measured_size_of_a_long_context_predicts_the_others() -> None:
     times = PassTimes(FLAT)
     times.enter(100)

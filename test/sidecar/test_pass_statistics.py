@@ -26,6 +26,16 @@ def test_each_order_of_magnitude_of_sizes_has_its_own_average() -> None:
     assert 0.02 < large_seconds < 0.03
 
 
+def test_steps_before_the_first_request_are_the_first_averages() -> None:
+    statistics = PassStatistics()
+    statistics.expect_steps([(1, 0.01), (2, 0.02)])
+    assert statistics.step_times == [(1.0, 0.01), (2.0, 0.02)]
+    statistics.observe_step(2, tokens=2, read=2, seconds=0.03)
+    statistics.expect_steps([(2, 9.0)])
+    assert statistics.step_times == [(1.0, 0.01), (2.0, pytest.approx(0.021))]
+    assert statistics.step_passes == 1
+
+
 def test_an_interrupted_pass_hardly_changes_the_average() -> None:
     statistics = PassStatistics()
     statistics.observe_step(1, tokens=1, read=1, seconds=0.01)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 from typing import Any
+
+from sglang_qspec.policy.forecast import Forecast
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ FEW = 4
 target doubles its cores without it. With a smaller ratio the limit is higher, because these cores
 are worth less to the target."""
 CLEAR = 0.85
-"""Share of the present use's rate below which a third of a window ends a trial."""
+"""Share of the present use's rate below which a third of a window ends a trial, and of the rate
+without drafts below which a forecast of the sidecar's drafts decides."""
 SLACK = 0.75
 """Factor by which a batch may be smaller than its level, or its inverse larger."""
 WEIGHT = 0.5
@@ -222,13 +225,19 @@ class _Level:
 class DraftTrials:
     """Chooses the `DraftUse` of each decode round."""
 
-    def __init__(self, ratio: float | None = None) -> None:
+    def __init__(
+        self,
+        ratio: float | None = None,
+        forecast: Callable[[int], Forecast | None] = lambda _requests: None,
+    ) -> None:
         """`ratio` is the largest possible speedup of the target without the sidecar beside it.
 
         With cores that is the number of all cores over the number without those of the sidecar, and
         infinity on another device that both share. None if the sidecar takes nothing from the
-        target; then it drafts in all rounds, and only plain decoding is tried.
+        target; then it drafts in all rounds, and only plain decoding is tried. `forecast` predicts
+        what step drafts are worth for a number of requests; None while that is not known.
         """
+        self._forecast = forecast
         self._ratio = ratio
         self._few = math.inf
         if ratio is not None and 1.0 < ratio < math.inf:
@@ -237,6 +246,8 @@ class DraftTrials:
         self._levels: dict[int, _Level] = {}
         self._level = self._enter(1)
         """The level of the present round."""
+        self._requests = 1
+        """Batch size of the present round."""
         self._use = ALL
         """The use of the present round."""
         self._since = math.inf
@@ -252,11 +263,23 @@ class DraftTrials:
         # The level changes only if the batch is clearly smaller or larger.
         if not SLACK * self._level.least <= requests < 2 * self._level.least / SLACK:
             self._level = self._enter(1 << requests.bit_length() - 1)
+        self._requests = requests
+        if TEXTS in self._uses and not self._level.rates and self._level.use is ALL:
+            self._spare()
         self._level.allow(plain=plain)
         wanted = self._level.wanted
         if wanted is not self._use and self._since >= SETTLE_S:
             self._use, self._since = wanted, 0.0
         return self._use
+
+    def _spare(self) -> None:
+        """Leave the target its cores, if the sidecar's drafts are clearly worth less to it.
+
+        They are measured later, when a trial of them loses little.
+        """
+        found = self._forecast(self._requests)
+        if found is not None and found.drafts < CLEAR * found.plain:
+            self._level.use = TEXTS
 
     def _enter(self, least: int) -> _Level:
         if least not in self._levels:
@@ -308,6 +331,8 @@ class DraftTrials:
         if self._use is ALL:
             # The target speeds up by the ratio at most, and only the sidecar's drafts go.
             predicted[TEXTS] = ratio * max(plain_rate, others)
+        elif (found := self._forecast(self._requests)) is not None:
+            predicted[ALL] = found.drafts
         return predicted
 
     def describe(self) -> list[dict[str, Any]]:

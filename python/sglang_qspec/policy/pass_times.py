@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
@@ -23,6 +23,8 @@ FIRST_GAP, LONGEST_GAP = 4, 256
 number, up to LONGEST_GAP. The policy compares wider passes with plain ones."""
 ALONE = -1
 """Number of cores that stands for a shared device on which the sidecar does not draft."""
+KNOWN = 4
+"""Number of measured passes from which the times on a number of cores are known."""
 FIRST_UNIT = 0.03
 """Predicted seconds of a relative cost of 1, before any pass was measured."""
 
@@ -149,6 +151,21 @@ class PassTimes:
         """Predicted seconds of a pass over `width` tokens of each request on average."""
         unit = self._unit(self._size(requests, width)) * self._pace if self._levels else FIRST_UNIT
         return self.cost.of(requests * width) * unit
+
+    def on(self, cores: int) -> Callable[[int, float], float] | None:
+        """`seconds` on this number of cores; None before KNOWN passes were measured on it."""
+        if sum(level.seen for level in self._others.get(cores, {}).values()) < KNOWN:
+            return None
+
+        def seconds(requests: int, width: float) -> float:
+            present = self._cores, self._levels, self._units
+            self._cores, self._levels, self._units = cores, self._others[cores], {}
+            try:
+                return self.seconds(requests, width)
+            finally:
+                self._cores, self._levels, self._units = present
+
+        return seconds
 
     def observe(self, requests: int, width: float, seconds: float) -> None:
         """Record the measured seconds of a pass over `width` tokens of each request on average."""

@@ -38,6 +38,7 @@ from sglang_qspec.sidecar.retries import Retries
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.text import Subscriber
+from sglang_qspec.sidecar.warm_up import step_seconds
 
 MOST_LEFT_OUT = 1024
 """Maximum number of completions that one step examines and may skip in overload."""
@@ -100,6 +101,10 @@ class Drafter:
         self.overload = Overload(self.queue, self.statistics, max_backlog_s, clock)
         self.declined = 0
         """Number of submissions declined since the start."""
+
+    def warm_up(self) -> None:
+        """Run first passes, and take their times as those of draft steps."""
+        self.statistics.expect_steps(step_seconds(self._model, self._slots))
 
     @property
     def requests(self) -> int:

@@ -7,6 +7,7 @@ derives the backlog from the speed of all passes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 SPEED_MEMORY_S = 5.0
 """Time constant, in seconds of passes, of the mean speed."""
@@ -52,6 +53,11 @@ class PassStatistics:
     def step_times(self) -> list[tuple[float, float]]:
         """Mean (completions, seconds) of a step pass by its size, the smallest size first."""
         return [self._by_size[key] for key in sorted(self._by_size)]
+
+    def expect_steps(self, times: Iterable[tuple[int, float]]) -> None:
+        """Take (completions, seconds) of passes before the first request as the first averages."""
+        for size, seconds in times:
+            self._by_size.setdefault(size.bit_length(), (float(size), seconds))
 
     def observe_pass(self, tokens: int, seconds: float) -> None:
         """Record a pass that drafted `tokens` tokens in `seconds`."""

@@ -37,6 +37,7 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
     model = _load(options, kind)
     stopping = stop_signal()
     drafter = _drafter(options, model)
+    drafter.warm_up()
     server = LinkServer(
         options.endpoint,
         _welcome(options, model),

@@ -30,6 +30,7 @@ class Cores:
     shared: frozenset[int]
     count: int = 2
     ratio: float = 2.0
+    counts: tuple[int, int] = (1, 2)
 
     def use(self, *, everything: bool) -> int:
         self.count = 2 if everything else 1
@@ -38,7 +39,9 @@ class Cores:
 
 def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
     """A speculator; `wanted` says whether any request asks for drafts of its sidecar."""
-    sidecar = SimpleNamespace(ready=ready, wanted=wanted, may_come=False, starved=False)
+    sidecar = SimpleNamespace(
+        ready=ready, wanted=wanted, may_come=False, starved=False, step_times=[]
+    )
     return SimpleNamespace(totals=Totals(), sidecar=sidecar)
 
 
@@ -185,6 +188,39 @@ def test_all_cpus_are_tried_unless_the_sidecars_drafts_are_worth_more(
         divided._times.observe(REQUESTS, 1, PASS_S)
         divided.observe(trees_of(source), [[1, 2, 3]] * REQUESTS, 4 * REQUESTS, PASS_S)
     assert (TEXTS in found) is tried
+
+
+def steps_take(use: CoreUse, seconds: float) -> None:
+    """Let the sidecar tell how long a draft step takes."""
+    sidecar: Any = use._speculator.sidecar
+    sidecar.step_times = [(1.0, seconds)]
+
+
+@pytest.mark.parametrize("known_on", [1, 2])
+@pytest.mark.parametrize(("step_s", "first"), [(0.02, ALL), (1.0, TEXTS)])
+def test_cores_go_to_the_sidecar_first_unless_its_steps_are_clearly_too_slow(
+    divided: CoreUse, known_on: int, step_s: float, first: DraftUse
+) -> None:
+    """Passes that were measured with either division tell, such as those of the warm-up."""
+    steps_take(divided, step_s)
+    divided._times.enter_cores(known_on)
+    for _ in range(5):
+        divided._times.observe(1, 1, 0.1)
+    assert divided.enter(REQUESTS, RUNTIME) is first
+    assert divided.enter(REQUESTS, replace(RUNTIME, mode="ahead")) is ALL
+
+
+@pytest.mark.parametrize(("step_s", "first"), [(0.02, ALL), (1.0, TEXTS)])
+def test_a_shared_device_drafts_first_unless_its_steps_are_clearly_too_slow(
+    step_s: float, first: DraftUse
+) -> None:
+    placed = Placement("cuda:0", shared=True)
+    use = CoreUse(placed, PassTimes(PassCost(0, 0, 0)), speculator())
+    assert use.enter(REQUESTS, RUNTIME) is ALL
+    for _ in range(5):
+        use._times.observe(REQUESTS, 1, 0.1)
+    steps_take(use, step_s)
+    assert use.enter(REQUESTS, RUNTIME) is first
 
 
 BUSY_S, ALONE_S = 0.5, 0.25

@@ -29,6 +29,11 @@ class TargetCores:
         """Number of all CPUs over the number without those of the sidecar."""
         return len(self._all) / len(self._own)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of CPUs without those of the sidecar, and of all CPUs."""
+        return len(self._own), len(self._all)
+
     def use(self, *, everything: bool) -> int:
         """Move all threads of this process to all CPUs, or to those that the sidecar leaves.
 

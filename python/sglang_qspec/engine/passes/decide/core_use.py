@@ -22,6 +22,7 @@ from sglang_qspec.config import PIPELINES
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
 from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes
+from sglang_qspec.policy.forecast import Forecast, forecast
 from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
@@ -64,7 +65,10 @@ class CoreUse:
             self._cores = TargetCores(parse_cores(placed.left))
             speculator.totals.target_cpus = self._cores.use(everything=False)
         self._shares = ratio is not None
-        self._trials = DraftTrials(ratio)
+        self._ratio = ratio
+        self._settings: RuntimeSettings | None = None
+        """The settings of the present round."""
+        self._trials = DraftTrials(ratio, self._forecast)
         self._alone = DraftTrials()
         """The trials of rounds in which the sidecar cannot draft, so that ALL stands for TEXTS."""
         speculator.totals.trials = self._trials
@@ -75,6 +79,7 @@ class CoreUse:
         With a fixed pipeline of step drafts in `settings` the sidecar always drafts.
         """
         sidecar = self._speculator.sidecar
+        self._settings = settings
         if sidecar.ready:
             self._absent_s = 0.0
         drafts = settings.enabled and (
@@ -105,6 +110,34 @@ class CoreUse:
         if not drafts:
             return self._alone
         return self._trials if self._speculator.sidecar.ready or not self._shares else None
+
+    def _forecast(self, requests: int) -> Forecast | None:
+        """What step drafts are worth for a batch, as the times of passes and steps predict it."""
+        if self._settings is None or self._ratio is None:
+            return None
+        settings, step_times = self._settings, self._speculator.sidecar.step_times
+        if not step_times:
+            return None
+        own, everything = (0, ALONE) if self._cores is None else self._cores.counts
+        beside, alone = self._times.on(own), self._times.on(everything)
+        known = alone or beside
+        if known is None:
+            return None
+        slower = 1.0
+        if self._cores is None:  # a pass and its drafts take turns, each with the whole device
+            beside = known
+        else:  # more cores are never worth more than their number, and often much less
+            slower = math.sqrt(self._ratio)
+        return forecast(
+            requests,
+            verify_seconds=beside or (lambda bs, width: slower * known(bs, width)),
+            plain_seconds=alone(requests, 1) if alone else known(requests, 1) / slower,
+            step_times=step_times,
+            agreement=self._speculator.totals.agreement,
+            widest=settings.draft_token_num,
+            lookahead=settings.step_tokens,
+            shares_device=self._cores is None,
+        )
 
     @property
     def keeps_drafting(self) -> bool:

@@ -1,0 +1,54 @@
+"""Predicts what step drafts are worth before any round with them is measured.
+
+A server that gives the sidecar its cores only to find out what its drafts are worth loses seconds
+where they are worth nothing. The durations of draft steps and of the target's passes tell much of
+that beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_qspec.policy.curve import Curve
+from sglang_qspec.policy.pipelines import VerifySeconds, fastest
+from sglang_qspec.policy.width import LADDER
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted output tokens per second of a batch."""
+
+    drafts: float
+    """With step drafts, in the best pipeline and at the best width."""
+    plain: float
+    """Without any draft."""
+
+
+def forecast(
+    requests: int,
+    *,
+    verify_seconds: VerifySeconds,
+    plain_seconds: float,
+    step_times: Sequence[tuple[float, float]],
+    agreement: float,
+    widest: int,
+    lookahead: int,
+    shares_device: bool,
+) -> Forecast:
+    """The forecast for a batch of `requests`.
+
+    `verify_seconds` are those of passes while the sidecar drafts, and `plain_seconds` those of a
+    pass without drafts while it does not. `step_times` has (completions, seconds) of draft steps,
+    and is not empty. `agreement` is the probability that a draft token is right after right ones. A
+    pass verifies at most `widest` tokens of a request, and the sidecar drafts at most `lookahead`
+    ahead. With `shares_device` target and sidecar take turns on one device.
+    """
+    widths = (*(width for width in LADDER[1:] if width < widest), widest)
+    step = Curve.through(step_times)
+    found = fastest(
+        lambda _k: agreement, widths, requests, verify_seconds, step, lookahead=lookahead
+    )
+    if shares_device:
+        found = {"sequential": found["sequential"]}
+    return Forecast(max(rate for rate, _ in found.values()), requests / plain_seconds)

@@ -1,0 +1,72 @@
+"""First passes of a loaded draft model, before the sidecar serves.
+
+The first pass of a size allocates memory, and may compile kernels. The passes also tell the servers
+how long a draft step takes, so that they can predict whether step drafts pay before they give the
+sidecar their cores for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from sglang_qspec.errors import DraftModelError
+from sglang_qspec.sidecar.draft_kv import DraftKV
+from sglang_qspec.sidecar.sampling import GREEDY, choose
+
+logger = logging.getLogger(__name__)
+
+TIMED = 3
+"""Number of timed passes of each size, after one that is not timed."""
+MOST_S = 2.0
+"""Seconds after which no further size begins."""
+FIRST, SECOND = 0, 1
+"""Token ids that the passes read; every vocabulary has them."""
+
+
+def step_seconds(
+    model: DraftKV, slots: int, clock: Callable[[], float] = time.perf_counter
+) -> list[tuple[int, float]]:
+    """Run decode passes over 1, 2, 4, ... rows up to `slots`, and return (rows, seconds) of each.
+
+    The seconds are the shortest of `TIMED` passes: other processes may start at the same time. The
+    list ends early if the KV is too small or the time is over, and where a pass fails; what the
+    sidecar does about a model that fails is the matter of its loop.
+    """
+    found: list[tuple[int, float]] = []
+    began = clock()
+    for rows in _sizes(model, slots):
+        if clock() - began > MOST_S:
+            break
+        try:
+            found.append((rows, _fastest(model, rows, clock)))
+        except (DraftModelError, RuntimeError) as error:  # torch raises RuntimeError
+            logger.warning("A pass over %d rows failed before the first request: %s", rows, error)
+            break
+    return found
+
+
+def _sizes(model: DraftKV, slots: int) -> Iterator[int]:
+    """The numbers of rows for which the KV has room, in rising order."""
+    rows, each = 1, TIMED + 2
+    while rows <= min(slots, model.rows.free_rows) and rows * each <= model.rows.free_slots:
+        yield rows
+        rows *= 2
+
+
+def _fastest(model: DraftKV, count: int, clock: Callable[[], float]) -> float:
+    """Seconds of the fastest decode pass over this number of rows."""
+    rows = [model.rows.open() for _ in range(count)]
+    none = [0] * count
+    seconds: list[float] = []
+    try:
+        model.extend(rows, [[FIRST]] * count)
+        for _ in range(TIMED + 1):
+            began = clock()
+            choose(model.step(rows, [SECOND] * count), [GREEDY] * count, none, none)
+            seconds.append(clock() - began)
+    finally:
+        for row in rows:
+            model.rows.close(row)
+    return min(seconds[1:])
