@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 30.0
-"""Maximum wait, in seconds, for a draft of sidecars that draft nothing. After it the target no longer
-waits in this session of the link, for example for a sidecar that lies: its drafts then come as on
-any other server."""
+"""Maximum wait, in seconds, for a draft of sidecars that draft nothing meanwhile.
+
+After it the target waits no more in this session of the link, for example for a sidecar that lies.
+"""
 FIRST_PASSES = 4
 """Passes of a request that wait for step drafts, if the request also gets drafts of other sources.
 A drafter may be much slower than the target, and more waits would show nothing else."""
