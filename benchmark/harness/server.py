@@ -163,7 +163,7 @@ class Server(LocalServer):
         """The answer to a JSON request, decoded if it is JSON."""
         return _answer(self._request("POST", path, timeout, json=body))
 
-    def get(self, path: str, timeout: float = 60.0) -> Any:
+    def get(self, path: str, timeout: float = 600.0) -> Any:
         """The answer to a GET request, decoded if it is JSON."""
         return _answer(self._request("GET", path, timeout))
 
