@@ -21,10 +21,12 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = 0
     plan, fill = BatchScheduler.plan, BatchScheduler._fill
 
-    def counting_plan(self: BatchScheduler, alone: Text | None = None) -> DraftBatch | None:
+    def counting_plan(
+        self: BatchScheduler, alone: Text | None = None, *, by_worth: bool = False
+    ) -> DraftBatch | None:
         nonlocal trials
         trials = 0
-        return plan(self, alone)
+        return plan(self, alone, by_worth=by_worth)
 
     def counting_fill(self: BatchScheduler, candidates: Iterable[Completion]) -> DraftBatch:
         nonlocal trials

@@ -20,6 +20,8 @@ READ_BESIDE_STEPS = 32
 """Maximum number of prompt tokens in a pass that BESIDE_STEPS limits."""
 READ_ON_CPU, READ_ON_GPU = 256, 2048
 """Default of the maximum number of prompt tokens in a pass."""
+SCARCE = 0.25
+"""Share of free KV slots below which passes follow urgency alone."""
 REACH = 4
 """Number of candidate completions considered for a pass, as a multiple of its slots."""
 
@@ -89,11 +91,18 @@ class BatchScheduler:
         self._prefill_tokens = prefill_tokens
         self._apart = apart
 
-    def plan(self, alone: Text | None = None) -> DraftBatch | None:
+    def plan(self, alone: Text | None = None, *, by_worth: bool = False) -> DraftBatch | None:
         """Plan the next pass; None if its first completion alone is too large for the KV.
 
-        With `alone`, the pass has only unfinished completions of that text.
+        With `alone`, the pass has only unfinished completions of that text. With `by_worth` the
+        worthiest completions come first, otherwise the most urgent ones. These also come first
+        while the KV is scarce, because completions lose their rows in the order of urgency.
         """
+        roomy = self._rows.free_rows and self._rows.free_slots > SCARCE * self._rows.total_slots
+        if by_worth and roomy and alone is None:
+            batch = self._fill(self._queue.worthiest(REACH * self._slots))
+            if batch and batch.new_tokens() <= self._rows.free_slots:
+                return batch
         while True:
             batch = self._fill(self._candidates(alone))
             if batch and batch.new_tokens() <= self._rows.free_slots:
@@ -118,7 +127,7 @@ class BatchScheduler:
         for completion in candidates:
             beside = self._apart and self._queue.live_steps[completion.text.owner] > 0
             if self._apart and leader is not None and completion.kind is not leader:
-                break
+                continue
             if beside and completion.kind is not Kind.STEP:
                 slots = min(slots, BESIDE_STEPS)
                 batch.most_read = min(batch.most_read, READ_BESIDE_STEPS)

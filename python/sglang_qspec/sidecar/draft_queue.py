@@ -6,6 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
+from sglang_qspec.policy.draft_worth import DraftWorth, Purpose
 from sglang_qspec.sidecar.subscription import StepDraft
 from sglang_qspec.sidecar.text import Completion, Kind, Place, Text
 
@@ -35,6 +36,8 @@ class DraftQueue:
     """
 
     def __init__(self) -> None:
+        self.worth = DraftWorth()
+        """What draft tokens are worth to this server."""
         self.seconds = 0.0
         """Virtual drafting time of this server in seconds, as `FairQueue` charges it."""
         self._waiting: list[Text] = []
@@ -89,6 +92,18 @@ class DraftQueue:
         yield from sorted(
             (c for p in self._served for c in p.completions if not c.finished), key=self.urgency
         )
+
+    def worthiest(self, most: int) -> list[Completion]:
+        """The `most` urgent completions, the purpose whose next token is worth most first.
+
+        Completions of one purpose remain in the order of urgency.
+        """
+        found = [(each.aim, each) for each in itertools.islice(self.urgent(), most)]
+        best = dict.fromkeys(Purpose, 0.0)
+        for aim, _ in found:
+            best[aim.purpose] = max(best[aim.purpose], self.worth.value(*aim))
+        found.sort(key=lambda pair: -best[pair[0].purpose])
+        return [completion for _, completion in found]
 
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the order of `urgent`; O(log n) in the queue."""

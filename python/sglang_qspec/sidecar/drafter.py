@@ -261,7 +261,8 @@ class Drafter:
         self._passes.begin()
         self._leave_out()
         retried = self.retries.next()
-        batch = self._passes.plan(retried)
+        # In overload `_leave_out` follows the order of urgency.
+        batch = self._passes.plan(retried, by_worth=not self.overload.level)
         if batch is None:
             return
         try:

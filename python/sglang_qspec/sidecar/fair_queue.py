@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sglang_qspec.link import Peer
+from sglang_qspec.policy.draft_worth import DraftWorth
 from sglang_qspec.sidecar.draft_queue import DraftQueue, Urgency
 from sglang_qspec.sidecar.prompt import Prompt, PromptKey
 from sglang_qspec.sidecar.subscription import StepDraft
@@ -87,10 +88,20 @@ class FairQueue:
 
     def urgent(self) -> Iterator[Completion]:
         """Unfinished completions for the next pass, the most urgent first."""
+        return _in_turns([queue.urgent() for queue in self._next()])
+
+    def worthiest(self, most: int) -> Iterator[Completion]:
+        """The `most` urgent completions of each server, its worthiest first."""
+        return _in_turns([iter(queue.worthiest(most)) for queue in self._next()])
+
+    def _next(self) -> list[DraftQueue]:
+        """The queues for the next pass, the one with the least time first."""
         queues = self._in_turn()
-        if self._apart or len(queues) < 2:
-            return itertools.chain.from_iterable(queue.urgent() for queue in queues[:1])
-        return _in_turns([queue.urgent() for queue in queues])
+        return queues[:1] if self._apart else queues
+
+    def worth_to(self, peer: Peer) -> DraftWorth:
+        """What draft tokens are worth to a server that has prompts."""
+        return self._queues[peer].worth
 
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the queue of its server."""
@@ -121,6 +132,7 @@ class FairQueue:
             self._now = max(self._now, min(queue.seconds for queue, _ in queues))
         for queue, count in queues:
             queue.seconds += seconds * count / tokens.total()
+            queue.worth.fade()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless exactly the unfinished completions are queued, each once."""

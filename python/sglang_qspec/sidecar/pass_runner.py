@@ -63,14 +63,14 @@ class PassRunner:
         self._tokens = self._step_tokens = 0
         self._computed.clear()
 
-    def plan(self, retried: Text | None) -> DraftBatch | None:
+    def plan(self, retried: Text | None, *, by_worth: bool = False) -> DraftBatch | None:
         """Plan the next pass, and finish completions that are too large for the KV.
 
-        With `retried` the pass has only completions of that prompt. Returns None if nothing is left
-        to draft.
+        With `retried` the pass has only completions of that prompt, and `by_worth` is as in
+        `BatchScheduler.plan`. Returns None if nothing is left to draft.
         """
         while self._queue and (retried is None or retried in self._queue):
-            batch = self._scheduler.plan(retried)
+            batch = self._scheduler.plan(retried, by_worth=by_worth)
             if batch is not None:
                 return batch
             self.finish(self._scheduler.first(retried))
@@ -174,6 +174,7 @@ class PassRunner:
             text, token = completion.text, chosen.token_ids[place]
             is_step = completion.kind is Kind.STEP
             self._step_tokens += is_step
+            completion.aims.append(completion.aim.pack())
             completion.token_ids.append(token)
             if place in chosen.candidates:
                 completion.candidates.append(chosen.candidates[place])

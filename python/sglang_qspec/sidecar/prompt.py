@@ -88,6 +88,11 @@ class Prompt(Text):
         return None
 
     @property
+    def committed(self) -> int:
+        oldest = next(iter(self.subscriptions.values()), None)
+        return len(self.token_ids) + (0 if oldest is None else len(oldest.output_ids))
+
+    @property
     def subscribers(self) -> Collection[Subscriber]:
         return self.subscriptions.keys()
 

@@ -8,6 +8,7 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Commit, Drafted, Gap
 from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.judging import judge
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.row_allocator import RowAllocator
@@ -49,7 +50,9 @@ class StepDrafter:
         fresh = commit.token_ids[known_len - commit.base_len :]
         if not fresh:  # repeated after a Gap
             return []
+        before = len(subscription.output_ids)
         subscription.output_ids += tokens_of(fresh)
+        judge(self._queue.worth_to(prompt.owner), prompt, subscription, before)
         if not draft:
             return []
         self._go_on(subscriber, prompt, commit.max_new_tokens)

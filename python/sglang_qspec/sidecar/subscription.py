@@ -68,5 +68,10 @@ class StepDraft(Text):
         subscription.step_drafts += 1
 
     @property
+    def committed(self) -> int:
+        assert self.parent is not None
+        return len(self.parent.token_ids) + len(self._subscription.output_ids)
+
+    @property
     def known_len(self) -> int:
         return self._subscription.known_len

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
@@ -15,6 +16,7 @@ from sglang_qspec.messages import (
     Drafted,
     SeededSampling,
 )
+from sglang_qspec.policy.draft_worth import DEEPEST, Purpose
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of
 
 CROWD = 64
@@ -30,6 +32,24 @@ serves the smallest place first."""
 def tokens_of(token_ids: Sequence[int]) -> array[int]:
     """Pack token ids at four bytes each; a list takes up to 36 bytes each."""
     return array("i", token_ids)
+
+
+class Aim(NamedTuple):
+    """What a draft token is for."""
+
+    purpose: Purpose
+    position: int
+    """Distance from the committed output, in tokens; for a waiting prompt, from its end."""
+
+    def pack(self) -> int:
+        """The aim as a byte."""
+        return self.purpose * (DEEPEST + 1) + min(self.position, DEEPEST)
+
+    @classmethod
+    def unpack(cls, byte: int) -> Aim:
+        """The aim of `pack`."""
+        purpose, position = divmod(byte, DEEPEST + 1)
+        return cls(Purpose(purpose), position)
 
 
 class Kind(Enum):
@@ -91,6 +111,12 @@ class Text:
         return {each for completion in self.completions for each in completion.shares}
 
     @property
+    def committed(self) -> int:
+        """Length of the prompt and of the output that the target of its oldest request has
+        committed, in tokens."""
+        return len(self.token_ids)
+
+    @property
     def known_len(self) -> int:
         """For a step draft, length of its request's output that the sidecar has; otherwise 0."""
         return 0
@@ -119,6 +145,8 @@ class Completion:
     sampling: Sampling | SeededSampling
     seed: int
     token_ids: array[int] = field(default_factory=lambda: array("i"))
+    aims: array[int] = field(default_factory=lambda: array("B"))
+    """`Aim` of each token when it was drafted, packed."""
     candidates: list[Candidates] = field(default_factory=list)
     """Candidates of the tokens that are not sent yet; empty unless it is a step draft for
     rejection sampling."""
@@ -141,6 +169,17 @@ class Completion:
             return Kind.STEP
         likely = self.index == 0 or isinstance(self.sampling, SeededSampling)
         return Kind.FIRST if likely else Kind.OTHER
+
+    @property
+    def aim(self) -> Aim:
+        """What the next token is for."""
+        text = self.text
+        if text.parent is not None:
+            return Aim(Purpose.STEP, max(0, len(self) - text.committed))
+        if text.place is not None:
+            purpose = Purpose.FIRST if self.kind is Kind.FIRST else Purpose.OTHER
+            return Aim(purpose, len(self.token_ids))
+        return Aim(Purpose.SERVED, max(0, len(self) - text.committed))
 
     @property
     def position(self) -> int:

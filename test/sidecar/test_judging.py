@@ -1,0 +1,134 @@
+"""A draft token is judged when the target commits the output at its place."""
+
+from __future__ import annotations
+
+from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.policy.draft_worth import Purpose
+from sglang_qspec.sidecar.text import Aim
+from test.sidecar.drafter_driver import ONE, DrafterDriver
+from test.sidecar.scripted import ScriptedModel
+
+STEP, FIRST, OTHER, SERVED = Purpose
+
+
+class Judged:
+    """A drafter whose model counts up, and the judgements of its draft tokens."""
+
+    def __init__(self) -> None:
+        self.driver = DrafterDriver(ScriptedModel())
+        self.found: list[tuple[Purpose, int, bool]] = []
+
+    def submit(self, *, completions: int = 1, max_new_tokens: int = 10) -> None:
+        self.driver.submit("a", [1, 2, 3], completions=completions, max_new_tokens=max_new_tokens)
+        worth = self.driver.drafter.queue.worth_to(ONE)
+
+        def judge(purpose: Purpose, position: int, *, saved: bool) -> None:
+            self.found.append((purpose, position, saved))
+
+        worth.judge = judge  # type: ignore[method-assign]
+
+    def commit(
+        self, base: int, *token_ids: int, lookahead: int = 4
+    ) -> list[tuple[Purpose, int, bool]]:
+        """Commit output, and return the new judgements."""
+        self.found.clear()
+        self.driver.commit("a", base, list(token_ids), lookahead)
+        return list(self.found)
+
+
+def test_aims_are_packed_in_a_byte() -> None:
+    for purpose in Purpose:
+        for position in (0, 1, 23):
+            aim = Aim(purpose, position)
+            assert Aim.unpack(aim.pack()) == aim
+            assert 0 <= aim.pack() < 256
+    assert Aim.unpack(Aim(STEP, 999).pack()) == Aim(STEP, 23)
+
+
+def test_the_last_token_of_a_commit_is_the_targets_own() -> None:
+    judged = Judged()
+    judged.submit()
+    judged.driver.run()  # drafts 4, 5, 6, ...
+    judged.driver.admit("a")
+    assert judged.commit(0, 4, lookahead=0) == [], "the token of the prefill"
+    assert judged.commit(1, 5, 6, 7, lookahead=0) == [
+        (FIRST, 1, True),
+        (FIRST, 2, True),
+        (FIRST, 3, False),
+    ]
+
+
+def test_wrong_tokens_save_nothing_and_a_later_right_one_may() -> None:
+    judged = Judged()
+    judged.submit()
+    judged.driver.run()
+    judged.driver.admit("a")
+    assert judged.commit(0, 4, 99, 6, 7, lookahead=0) == [
+        (FIRST, 1, False),
+        (FIRST, 2, True),
+        (FIRST, 3, False),
+    ]
+
+
+def test_one_of_several_right_drafts_is_enough() -> None:
+    judged = Judged()
+    judged.submit(completions=3)
+    judged.driver.run()
+    judged.driver.admit("a")
+    found = judged.commit(0, 4, 5, 6, lookahead=0)
+    assert found.count((FIRST, 1, True)) == 1
+    assert found.count((OTHER, 1, False)) == 2
+    assert not [each for each in found if each[0] is OTHER and each[2]]
+
+
+def test_step_drafts_are_judged_by_their_distance_from_the_output() -> None:
+    judged = Judged()
+    judged.submit(max_new_tokens=1)
+    judged.driver.run()
+    judged.driver.admit("a")
+    judged.commit(0, 50)
+    judged.driver.run()  # drafts 51 to 54
+    assert judged.commit(1, 51, 52) == [(STEP, 0, True), (STEP, 1, False)]
+    judged.driver.run()  # extends the draft by 55 and 56
+    found = judged.commit(3, 53, 54, 55, 99)
+    assert found == [(STEP, 2, True), (STEP, 3, True), (STEP, 2, True), (STEP, 3, False)]
+
+
+def test_the_rest_of_a_step_draft_that_the_target_leaves_is_worthless() -> None:
+    judged = Judged()
+    judged.submit(max_new_tokens=1)
+    judged.driver.run()
+    judged.driver.admit("a")
+    judged.commit(0, 50)
+    judged.driver.run()  # drafts 51 to 54
+    assert judged.commit(1, 51, 99) == [(STEP, place, place == 0) for place in range(4)]
+
+
+def test_what_is_drafted_after_the_request_is_served_counts_apart() -> None:
+    judged = Judged()
+    judged.submit()
+    judged.driver.step(3)  # drafts 4, 5 and 6
+    judged.driver.admit("a")
+    judged.driver.run()
+    assert judged.commit(0, 4, 5, 6, 7, 8, lookahead=0) == [
+        *((FIRST, place, True) for place in (1, 2)),
+        (SERVED, 3, True),
+        (SERVED, 4, False),
+    ]
+
+
+def test_late_step_drafts_give_way_to_waiting_prompts() -> None:
+    """The target never accepts a step draft here, because each comes after its pass."""
+    driver = DrafterDriver(ScriptedModel(), apart=True)
+    driver.submit("a", [1, 2, 3], max_new_tokens=1)
+    driver.run()
+    driver.admit("a")
+    for number in range(120):
+        driver.commit("a", number, [50 + number])
+        driver.step(1)
+    assert driver.told[ONE, "a", MAX_COMPLETIONS]
+    driver.submit("w", [200, 201], max_new_tokens=30)
+    driver.commit("a", 120, [170])
+    driver.step(8)
+    assert len(driver.told[ONE, "w", 0]) > 4
+    driver.leave("a", "w")
