@@ -1,6 +1,7 @@
 import pytest
 
 from sglang_qspec.link import Peer
+from sglang_qspec.policy.draft_worth import DEEPEST, REFRESH, Purpose
 from sglang_qspec.sidecar.draft_queue import DraftQueue
 from sglang_qspec.sidecar.prompt import Prompt
 from sglang_qspec.sidecar.sampling import GREEDY
@@ -18,10 +19,10 @@ def queue(drafts: DraftQueue, name: str, place: Place | None, completions: int =
     return prompt
 
 
-def order(drafts: DraftQueue) -> list[str]:
+def order(drafts: DraftQueue, *, by_worth: bool = False) -> list[str]:
     """The name of the prompt and the number of each completion, in order; `step` for steps."""
     names = []
-    for completion in drafts.urgent():
+    for completion in drafts.worthiest() if by_worth else drafts.urgent():
         text = completion.text
         name = text.key[0] if isinstance(text, Prompt) else "step"
         names.append(f"{name}{completion.index}")
@@ -97,3 +98,26 @@ def test_a_prompt_has_the_rank_of_its_first_request() -> None:
     drafts.remove(shared)
     drafts.check_integrity()
     assert order(drafts) == ["b0"]
+
+
+def test_the_work_that_is_worth_most_comes_first() -> None:
+    drafts = DraftQueue()
+    served = queue(drafts, "s", None, 1)
+    for place, name in enumerate("ab"):
+        queue(drafts, name, ((0, 0), place), 2)
+    drafts.begin(StepDraft(served, (PEER, 0), served.subscriptions[PEER, 0], 10))
+    urgent = ["step0", "a0", "b0", "a1", "b1", "s0"]
+    assert order(drafts) == order(drafts, by_worth=True) == urgent
+
+    def judge(purpose: Purpose, *, saved: bool) -> None:
+        for position in range(DEEPEST + 1):
+            for _ in range(100):
+                drafts.worth.judge(purpose, position, saved=saved)
+        for _ in range(REFRESH):
+            drafts.worth.fade()
+
+    judge(Purpose.STEP, saved=False)
+    assert order(drafts, by_worth=True) == ["a0", "b0", "a1", "b1", "step0", "s0"]
+    judge(Purpose.SERVED, saved=True)
+    assert order(drafts, by_worth=True)[:3] == ["s0", "a0", "b0"]
+    assert order(drafts) == urgent, "rows are taken in the order of urgency"

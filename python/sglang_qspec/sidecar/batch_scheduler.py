@@ -100,7 +100,7 @@ class BatchScheduler:
         """
         roomy = self._rows.free_rows and self._rows.free_slots > SCARCE * self._rows.total_slots
         if by_worth and roomy and alone is None:
-            batch = self._fill(self._queue.worthiest(REACH * self._slots))
+            batch = self._fill(itertools.islice(self._queue.worthiest(), REACH * self._slots))
             if batch and batch.new_tokens() <= self._rows.free_slots:
                 return batch
         while True:

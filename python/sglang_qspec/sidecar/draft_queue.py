@@ -6,13 +6,16 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from sglang_qspec.policy.draft_worth import DraftWorth, Purpose
+from sglang_qspec.policy.draft_worth import DraftWorth
 from sglang_qspec.sidecar.subscription import StepDraft
 from sglang_qspec.sidecar.text import Completion, Kind, Place, Text
 
 PROMPTS_AHEAD = 64
 """Number of waiting prompts that get their first completions before any prompt gets its other
 completions."""
+
+SAMPLE = 8
+"""Number of completions by which `worthiest` judges a kind of work."""
 
 Urgency = tuple[int, ...]
 """Sort key of a completion: the smallest is the most urgent."""
@@ -22,7 +25,7 @@ class DraftQueue:
     """Order in which the drafter works on the prompts of one server.
 
     Waiting prompts are in the order in which the server will serve them; finished prompts are
-    removed. The order of work is:
+    removed. The order of work, by urgency, is:
 
     1. step drafts, the oldest first, because a target is about to verify them,
     2. the first completions of the next PROMPTS_AHEAD prompts, because a first completion is worth
@@ -32,7 +35,8 @@ class DraftQueue:
     4. unfinished completions of prompts that are already served, the shortest first.
 
     A prompt that is served soon thus gets all its completions while prompts far behind have none.
-    If the drafter is slower than the server, each prompt still gets its first completion.
+    If the drafter is slower than the server, each prompt still gets its first completion. `worth`
+    may put one of these kinds of work before the others.
     """
 
     def __init__(self) -> None:
@@ -81,29 +85,48 @@ class DraftQueue:
 
     def urgent(self) -> Iterator[Completion]:
         """All unfinished completions, the most urgent first."""
-        for step in self._steps:
-            yield from _first(step)
-        for prompt in self._waiting[:PROMPTS_AHEAD]:
-            yield from _first(prompt)
+        kinds = (self._step_drafts(), self._firsts(), self._others(), self._of_served())
+        return itertools.chain.from_iterable(kinds)
+
+    def worthiest(self) -> Iterator[Completion]:
+        """As `urgent`, with the kind of work that is worth most to the server first.
+
+        What the next token of a completion is worth decides, at the best of SAMPLE completions of
+        each kind.
+        """
+        kinds = [
+            (self._value(self._step_drafts()), self._step_drafts()),
+            (self._value(self._firsts()), self._firsts()),
+            (self._value(self._others()), self._others()),
+            (self._value(self._unsorted()), self._of_served()),
+        ]
+        kinds.sort(key=lambda pair: -pair[0])
+        return itertools.chain.from_iterable(completions for _, completions in kinds)
+
+    def _value(self, completions: Iterator[Completion]) -> float:
+        sample = itertools.islice(completions, SAMPLE)
+        return max((self.worth.value(*each.aim) for each in sample), default=0.0)
+
+    def _step_drafts(self) -> Iterator[Completion]:
+        return itertools.chain.from_iterable(map(_first, self._steps))
+
+    def _firsts(self) -> Iterator[Completion]:
+        """The first completions of the next prompts."""
+        return itertools.chain.from_iterable(map(_first, self._waiting[:PROMPTS_AHEAD]))
+
+    def _others(self) -> Iterator[Completion]:
+        """The other completions of waiting prompts, and the first ones of those far behind."""
         for number, prompt in enumerate(self._waiting):
             yield from _others(prompt)
             behind = self._waiting[number + PROMPTS_AHEAD : number + PROMPTS_AHEAD + 1]
             yield from itertools.chain.from_iterable(map(_first, behind))
-        yield from sorted(
-            (c for p in self._served for c in p.completions if not c.finished), key=self.urgency
-        )
 
-    def worthiest(self, most: int) -> list[Completion]:
-        """The `most` urgent completions, the purpose whose next token is worth most first.
+    def _of_served(self) -> Iterator[Completion]:
+        """The completions of served prompts, the shortest first."""
+        yield from sorted(self._unsorted(), key=self.urgency)
 
-        Completions of one purpose remain in the order of urgency.
-        """
-        found = [(each.aim, each) for each in itertools.islice(self.urgent(), most)]
-        best = dict.fromkeys(Purpose, 0.0)
-        for aim, _ in found:
-            best[aim.purpose] = max(best[aim.purpose], self.worth.value(*aim))
-        found.sort(key=lambda pair: -best[pair[0].purpose])
-        return [completion for _, completion in found]
+    def _unsorted(self) -> Iterator[Completion]:
+        return (c for prompt in self._served for c in prompt.completions if not c.finished)
 
     def urgency(self, completion: Completion) -> Urgency:
         """Sort key of an unfinished completion in the order of `urgent`; O(log n) in the queue."""

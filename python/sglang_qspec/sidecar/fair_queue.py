@@ -90,9 +90,9 @@ class FairQueue:
         """Unfinished completions for the next pass, the most urgent first."""
         return _in_turns([queue.urgent() for queue in self._next()])
 
-    def worthiest(self, most: int) -> Iterator[Completion]:
-        """The `most` urgent completions of each server, its worthiest first."""
-        return _in_turns([iter(queue.worthiest(most)) for queue in self._next()])
+    def worthiest(self) -> Iterator[Completion]:
+        """As `urgent`, with the work that is worth most to each server first."""
+        return _in_turns([queue.worthiest() for queue in self._next()])
 
     def _next(self) -> list[DraftQueue]:
         """The queues for the next pass, the one with the least time first."""
