@@ -10,6 +10,7 @@ import pytest
 from sglang_qspec.policy import DraftTrials, DraftUse
 from sglang_qspec.policy.draft_trials import (
     FEWEST,
+    FORECAST_EVERY,
     LONGEST_GAP,
     LOSS,
     SETTLE_S,
@@ -173,6 +174,7 @@ def test_drafts_that_were_begun_end_when_the_forecast_has_become_clear() -> None
     trials = DraftTrials(2.0, lambda _: Forecast(50, 100) if known else None)
     assert share(serve(trials, rates(50, 100), 0.5)) == 1.0
     known = True
+    list(serve(trials, rates(50, 100), FORECAST_EVERY * PASS_S))
     assert share(serve(trials, rates(50, 100), 30)) == 0.0
 
 

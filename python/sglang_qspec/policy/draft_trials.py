@@ -66,6 +66,8 @@ are worth less to the target."""
 CLEAR = 0.85
 """Share of the present use's rate below which a third of a window ends a trial, and of the rate
 without drafts below which a forecast of the sidecar's drafts decides."""
+FORECAST_EVERY = 4
+"""Rounds between two forecasts for a batch size before it is measured; each takes some 2 ms."""
 SLACK = 0.75
 """Factor by which a batch may be smaller than its level, or its inverse larger."""
 WEIGHT = 0.5
@@ -100,6 +102,8 @@ class _Level:
     """Rates with drafts over rates without, of the latest comparisons."""
     pass_seconds: float = 0.0
     """Mean time of a pass in the last window of the decision."""
+    unmeasured: int = 0
+    """Rounds before the first window was measured."""
     passes: int = 0
     """Number of passes in the present window."""
     seconds: float = 0.0
@@ -265,7 +269,9 @@ class DraftTrials:
             self._level = self._enter(1 << requests.bit_length() - 1)
         self._requests = requests
         if TEXTS in self._uses and not self._level.rates and self._level.use is ALL:
-            self._spare()
+            if self._level.unmeasured % FORECAST_EVERY == 0:
+                self._spare()
+            self._level.unmeasured += 1
         self._level.allow(plain=plain)
         wanted = self._level.wanted
         if wanted is not self._use and self._since >= SETTLE_S:
