@@ -280,3 +280,16 @@ def test_first_completions_can_have_passes_of_their_own(apart: bool) -> None:
     others_began = next(i for i, each in enumerate(lengths) if max(each[0][1:]) > 1)
     firsts_then = [each[0] for each in lengths[others_began - 1]]
     assert (firsts_then == [6, 6]) is apart
+
+
+def test_with_apart_a_pass_ends_before_another_kind_of_work() -> None:
+    """The completion of the served request is a first one too, but behind all others."""
+    driver = DrafterDriver(ScriptedModel(), apart=True)
+    driver.submit("served", [1, 2, 3], completions=1)
+    driver.admit("served")
+    driver.submit("waits", [7, 8, 9], completions=2)
+    driver.step(4)
+    assert driver.model.passes[-1] == ("step", 1, 1)
+    assert len(driver.told[ONE, "waits", 0]) > 1
+    assert not driver.told[ONE, "served", 0]
+    driver.leave("served", "waits")

@@ -11,7 +11,7 @@ from test.sidecar.scripted import ScriptedModel
 
 
 class Timed:
-    """A model whose passes take `seconds` each, and one hundredth of it more for each row."""
+    """A model of which a pass takes `seconds`, and for each row a hundredth of that more."""
 
     def __init__(self, seconds: float = 0.01, *, rows: int = 64, tokens: int = 4096) -> None:
         self.model = ScriptedModel(rows=rows, tokens=tokens)

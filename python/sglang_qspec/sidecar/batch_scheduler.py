@@ -127,7 +127,7 @@ class BatchScheduler:
         for completion in candidates:
             beside = self._apart and self._queue.live_steps[completion.text.owner] > 0
             if self._apart and leader is not None and completion.kind is not leader:
-                continue
+                break
             if beside and completion.kind is not Kind.STEP:
                 slots = min(slots, BESIDE_STEPS)
                 batch.most_read = min(batch.most_read, READ_BESIDE_STEPS)
