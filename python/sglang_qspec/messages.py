@@ -330,6 +330,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     overload: Count = 0
     """The `OverloadLevel`: while it is above 0, the server asks for less, and prefers its other
     sidecars."""
+    pass_seconds: Seconds = 0.0
+    """Total duration of all passes of the draft model since the sidecar started, in seconds."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | Close | Ping

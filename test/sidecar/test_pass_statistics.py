@@ -13,6 +13,13 @@ def test_totals_add_up() -> None:
     assert statistics.step_seconds == 0.75
 
 
+def test_the_seconds_of_all_passes_add_up() -> None:
+    statistics = PassStatistics()
+    statistics.observe_pass(8, 0.5)
+    statistics.observe_pass(0, 0.25)  # a part of a long prefill
+    assert statistics.pass_seconds == 0.75
+
+
 def test_each_order_of_magnitude_of_sizes_has_its_own_average() -> None:
     statistics = PassStatistics()
     for _ in range(100):

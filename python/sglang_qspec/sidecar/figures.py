@@ -139,6 +139,14 @@ FIGURES = (
         summary="drafted_tokens",
     ),
     Figure(
+        name="pass_seconds",
+        read=lambda parts: parts.drafter.statistics.pass_seconds,
+        help="Seconds of the draft model's passes",
+        is_total=True,
+        entry="pass_seconds",
+        summary="sidecar_pass_seconds",
+    ),
+    Figure(
         name="step_passes",
         read=lambda parts: parts.drafter.statistics.step_passes,
         help="Passes that advanced step drafts",

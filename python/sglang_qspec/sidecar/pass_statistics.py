@@ -26,12 +26,14 @@ class PassStatistics:
     def __init__(self) -> None:
         self.drafted_tokens = 0
         """Number of tokens drafted."""
+        self.pass_seconds = 0.0
+        """Total time of all passes, in seconds."""
         self.step_passes = 0
         """Number of passes that advanced step drafts."""
         self.step_tokens = 0
         """Number of step draft tokens that these passes produced."""
         self.step_seconds = 0.0
-        """Total time of these passes, in seconds."""
+        """Time of these passes, in seconds."""
         self.completion_len: float | None = None
         """Mean length of a finished first completion, in tokens; None before the first."""
         self._recent_tokens = 0.0
@@ -61,6 +63,7 @@ class PassStatistics:
 
     def observe_pass(self, tokens: int, seconds: float) -> None:
         """Record a pass that drafted `tokens` tokens in `seconds`."""
+        self.pass_seconds += seconds
         keep = math.exp(-seconds / SPEED_MEMORY_S)
         self._recent_tokens = keep * self._recent_tokens + tokens
         self._recent_seconds = keep * self._recent_seconds + seconds

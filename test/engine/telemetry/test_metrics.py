@@ -208,7 +208,8 @@ def test_series_change_at_most_once_a_second() -> None:
 def sidecar(number: int, **changes: object) -> dict[str, object]:
     """An entry of the list `sidecars`."""
     entry = {"number": number, "endpoint": f"ipc:///{number}", "state": "ready", "requests": 0}
-    return {**entry, "drafted_tokens": 0, "dropped_messages": 0, **changes}
+    totals = {"drafted_tokens": 0, "pass_seconds": 0.0, "dropped_messages": 0}
+    return {**entry, **totals, **changes}
 
 
 def publish(watched: Watched, *sidecars: dict[str, object]) -> None:

@@ -1,8 +1,8 @@
 """Snapshots that a server with the demo models sent, with 2 running requests at once.
 
 `recorded.json` has the field `qspec` of /server_info, without `positions` and without the settings
-that `qspec top` does not read. The backlog, the level of overload and the trials of drafts were
-added to it by hand.
+that `qspec top` does not read. The backlog, the level of overload, the seconds of all passes of the
+sidecar and the trials of drafts were added to it by hand.
 """
 
 import json

@@ -117,7 +117,7 @@ def test_a_lost_sidecar_is_shown_with_what_was_lost() -> None:
     lines = drawn(Interval(*LOST))
     assert lines[1].endswith("sidecar lost")
     assert cells(lines, "since start") == ["restarts:", "1", "lost", "messages:", "2"]
-    assert cells(lines, "sidecar ")[0] == "0.0"
+    assert cells(lines, "sidecar ")[0] == "0"
 
 
 def test_the_backlog_and_the_overload_of_the_sidecar_are_shown() -> None:
@@ -126,6 +126,19 @@ def test_the_backlog_and_the_overload_of_the_sidecar_are_shown() -> None:
     assert line.endswith("backlog: 12 s   overload: 2")
     (line,) = (line for line in drawn(Interval(*LOADED)) if "backlog" in line)
     assert line.endswith("backlog: 1 s   overload: 0")
+
+
+def test_the_accepted_tokens_of_a_second_of_the_sidecar_are_shown() -> None:
+    before, now = LOADED
+    used = [
+        {**snapshot.value("accepted_tokens"), "prompt": 0, "queue": queue, "step": step}
+        for snapshot, queue, step in ((before, 10, 20), (now, 25, 80))
+    ]
+    since = Snapshot(before.time, {**before.state, "accepted_tokens": used[0]})
+    seconds = before.value("sidecar_pass_seconds") + 1.5
+    until = later(before, accepted_tokens=used[1], sidecar_pass_seconds=seconds)
+    assert "worth: 50.0/s" in " ".join(cells(drawn(Interval(since, until)), "sidecar "))
+    assert "worth: -/s" in " ".join(cells(drawn(Interval(IDLE, later(IDLE))), "sidecar "))
 
 
 def test_an_idle_server_shows_no_ratios_and_no_pipelines() -> None:

@@ -6,12 +6,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sglang_qspec.draft_source import Source
 from sglang_qspec.tools.top.interval import Interval, ratio
 
 GOOD, FAIR, BAD = "green", "yellow", "bold red"
 STYLES = {"on": GOOD, "off": FAIR, "ready": GOOD, "connecting": FAIR, "none": ""}
 """Style of each good state; all other states are bad."""
 VERIFIED_AND_ACCEPTED = ("proposed_tokens", "accepted_tokens")
+OF_SIDECAR = tuple(source.name.lower() for source in (Source.QUEUE, Source.STEP))
+"""Names of the sources that the sidecar drafts."""
 
 
 def frame(interval: Interval, title: str) -> RenderableType:
@@ -133,11 +136,14 @@ def _pipelines(interval: Interval) -> Table:
 
 def _sidecar(interval: Interval) -> Table:
     now, lines = interval.now, _lines()
+    accepted = sum(interval.increase("accepted_tokens", source) for source in OF_SIDECAR)
+    worth = ratio(accepted, interval.increase("sidecar_pass_seconds"))
     lines.add_row(
         "sidecar",
-        f"{interval.rate('drafted_tokens'):.1f} tokens/s   "
+        f"{interval.rate('drafted_tokens'):.0f} tokens/s   "
+        f"worth: {'-' if worth is None else f'{worth:.1f}'}/s   "
         f"requests: {now.value('drafting_requests')}   "
-        f"completions in a pass: {now.value('drafting_rows')}",
+        f"rows: {now.value('drafting_rows')}",
     )
     load = Text(
         f"prompts: {now.value('sidecar_texts')}   KV slots: {now.value('sidecar_kv_tokens')}   "
