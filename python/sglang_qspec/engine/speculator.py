@@ -339,6 +339,7 @@ class Speculator:
         """Change a runtime setting. `enabled` also stops or resumes the sidecar's drafting."""
         before = self.runtime_settings.enabled
         self.runtime_settings.set(name, value)
+        self.sidecar.allow_steps(self.runtime_settings.mode != "queue")
         if before and not self.runtime_settings.enabled:
             self.sidecar.stop()
         elif self.runtime_settings.enabled and not before:

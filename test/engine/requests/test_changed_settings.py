@@ -2,6 +2,7 @@
 
 import pytest
 
+from sglang_qspec.config import MODES
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import Source
@@ -93,3 +94,27 @@ def test_completions_and_sources_apply_to_requests_that_come_later(
     poll(active)
     assert tree_of(active, "before", [8], 3).sources[1:] == (Source.QUEUE,) * 2
     assert tree_of(active, "own text", [6], 3).sources[1:] == (Source.PROMPT,) * 2
+
+
+def test_a_request_for_step_drafts_alone_is_submitted_during_rounds_without_them(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
+    active.sidecar.lookahead = 0  # otherwise no round would ever have step drafts again
+    enqueue(active, "a", custom_params={"qspec_sources": ["step"]})
+    assert [submit.completions for submit in link.submits] == [0]
+    assert active.sidecar.wanted
+
+
+def test_a_mode_without_step_drafts_ends_submissions_that_ask_for_nothing_else(
+    active: Speculator, link: FakeSidecarLink
+) -> None:
+    enqueue(active, "a", custom_params={"qspec_sources": ["step"]})
+    enqueue(active, "b")
+    active.change_setting("qspec_mode", MODES.index("queue"))
+    assert [close.submission for close in link.closes] == [1]
+    enqueue(active, "c", custom_params={"qspec_sources": ["step"]})
+    assert len(link.submits) == 2
+    active.change_setting("qspec_mode", MODES.index("auto"))
+    poll(active)
+    assert [submit.completions for submit in link.submits[2:]] == [0, 0]
+    active.check_integrity()

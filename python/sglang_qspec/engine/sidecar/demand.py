@@ -25,6 +25,9 @@ class Demand:
     vocab_size: int
     """The target's number of token ids."""
     clock: Callable[[], float] = time.monotonic
+    may_step: bool = True
+    """Whether rounds may have step drafts. A round without them has lookahead 0, but a later one
+    may need that the sidecar knows the request."""
     paused: frozenset[Source] = frozenset()
     """Draft sources that no sidecar is asked for."""
     stopped: bool = False
@@ -39,17 +42,19 @@ class Demand:
         cls, settings: QSpecConfig, sources: Sources, vocab_size: int, clock: Callable[[], float]
     ) -> Demand:
         """The demand at the start of a server."""
-        lookahead = settings.step_tokens if settings.mode != "queue" else 0
-        return cls(settings.on_admission, lookahead, vocab_size, clock, sources.paused)
+        may_step = settings.mode != "queue"
+        lookahead = settings.step_tokens if may_step else 0
+        return cls(settings.on_admission, lookahead, vocab_size, clock, may_step, sources.paused)
 
     def asks(self, live: LiveRequest) -> bool:
         """Whether the request may use any of a sidecar's drafts."""
         if self.stopped or live.drafting.declined or live.controls.draft_token_num < 2:
             return False
-        return self.asks_steps(live) or self.may(live, Source.QUEUE)
+        may_step = self.may_step and self.may(live, Source.STEP)
+        return may_step or self.may(live, Source.QUEUE)
 
     def asks_steps(self, live: LiveRequest) -> bool:
-        """Whether the request may use step drafts."""
+        """Whether the request may use step drafts in the present round."""
         return self.lookahead > 0 and self.may(live, Source.STEP)
 
     def may(self, live: LiveRequest, source: Source) -> bool:

@@ -178,6 +178,12 @@ class SidecarPool:
         if (client := self._router.client_of(live)) is not None:
             client.release(live)
 
+    def allow_steps(self, allowed: bool) -> None:
+        """Allow step drafts in further rounds, or end them."""
+        if self._demand.may_step != allowed:
+            self._demand.may_step = allowed
+            self._reconsider()
+
     def stop(self) -> None:
         """End all submissions, and open none before `resume`."""
         self._demand.stopped = True
