@@ -146,7 +146,7 @@ def test_long_contexts_have_levels_of_their_own_and_leave_those_of_short_ones() 
         times.observe(16, 4, 0.15)
     times.enter(4000)
     assert times.seconds(16, 4) / times.seconds(16, 1) == pytest.approx(1.5, rel=0.05)
-    for _ in range(15):
+    for _ in range(20):
         times.observe(16, 1, 0.2)
         times.observe(16, 4, 0.6)
     assert times.seconds(16, 4) / times.seconds(16, 1) == pytest.approx(3.0, rel=0.1)
@@ -169,3 +169,35 @@ def test_a_plain_pass_is_due_soon_after_contexts_have_grown() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"row is -0\.1, but must be at least 0"):
         PassCost(row=-0.1)
+
+
+@pytest.mark.parametrize("row", [0.003, 0.015, 0.12])
+def test_narrow_passes_tell_what_wide_ones_cost_on_this_machine(row: float) -> None:
+    times = PassTimes(PassCost())
+
+    def seconds(requests: int, width: float) -> float:
+        return 0.025 * (1.0 + row * requests * width)
+
+    for number in range(300):
+        width = (1, 2, 4, 8)[number % 4]
+        times.observe(2, width, seconds(2, width))
+    prior = PassTimes(PassCost())
+    prior.observe(2, 8, seconds(2, 8))
+    for width in (16, 32):
+        learnt, without = times.seconds(2, width), prior.seconds(2, width)
+        truth = seconds(2, width)
+        assert abs(learnt - truth) < 0.5 * abs(without - truth)
+
+
+def test_the_cost_of_rows_is_learnt_apart_on_each_number_of_cores() -> None:
+    times = PassTimes(PassCost())
+    for cores, row in ((1, 0.0), (2, 0.08)):
+        times.enter_cores(cores)
+        for number in range(200):
+            width = 1 + number % 6
+            times.observe(4, width, 0.02 * (1.0 + row * 4 * width))
+    flat, steep = times.on(1), times.on(2)
+    assert flat is not None
+    assert steep is not None
+    assert flat(4, 16) < 2 * flat(4, 1)
+    assert steep(4, 16) > 4 * steep(4, 1)

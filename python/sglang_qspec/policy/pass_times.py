@@ -8,6 +8,7 @@ from math import log2
 from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.policy.row_cost import RowCost
 
 COMMON = 0.1
 """Weight of the latest pass in the pace that all sizes share."""
@@ -75,6 +76,11 @@ class _Size(NamedTuple):
     context: int
     """Average context length in powers of four."""
 
+    @property
+    def rows(self) -> float:
+        """Rows of a typical pass of this size."""
+        return 0.75 * 2**self.requests * 2 ** (self.width / 2)
+
 
 @dataclass
 class _Level:
@@ -101,7 +107,8 @@ class PassTimes:
 
     The width is the average over the requests, so width times requests are the rows of the pass.
     `cost` gives the shape within a size (`_Size`), and measured passes give each size its level. A
-    size without measurements takes the level of the nearest size. The longer the context, the more
+    size without measurements takes the level of the nearest size, corrected by what was learnt of
+    the cost of rows (`RowCost`). The longer the context, the more
     a row costs, so each magnitude of the context has its own levels; the first of them scale those
     of other contexts until they are measured themselves. A shared processor slows down
     passes of all sizes. The pace, a common factor that every pass updates quickly, follows such
@@ -113,6 +120,9 @@ class PassTimes:
         self._levels: dict[_Size, _Level] = {}
         self._others: dict[int, dict[_Size, _Level]] = {0: self._levels}
         """Levels by the number of cores of the target; `_levels` are those of the present one."""
+        self._row_cost = RowCost()
+        self._row_costs = {0: self._row_cost}
+        """Costs of rows by the number of cores; `_row_cost` is that of the present one."""
         self._units: dict[_Size, float] = {}
         """Units of sizes without a level, since the latest pass."""
         self._pace = 1.0
@@ -136,6 +146,7 @@ class PassTimes:
         """
         self._cores = count
         self._levels = self._others.setdefault(count, {})
+        self._row_cost = self._row_costs.setdefault(count, RowCost())
         self._units.clear()
 
     def slowdown(self, requests: int) -> float | None:
@@ -158,12 +169,13 @@ class PassTimes:
             return None
 
         def seconds(requests: int, width: float) -> float:
-            present = self._cores, self._levels, self._units
-            self._cores, self._levels, self._units = cores, self._others[cores], {}
+            present = self._cores, self._levels, self._row_cost, self._units
+            self._cores, self._levels = cores, self._others[cores]
+            self._row_cost, self._units = self._row_costs[cores], {}
             try:
                 return self.seconds(requests, width)
             finally:
-                self._cores, self._levels, self._units = present
+                self._cores, self._levels, self._row_cost, self._units = present
 
         return seconds
 
@@ -184,14 +196,18 @@ class PassTimes:
             self._levels[key] = _Level(self._unit(key))
             return
         # A cap limits the effect of a prefill in between or of a load peak.
-        error = min(seconds / self.seconds(requests, width), 1.5) - 1.0
+        predicted = self.seconds(requests, width)
+        error = min(seconds / predicted, 1.5) - 1.0
+        paced = (1.0 + error) * predicted / self._pace
+        self._row_cost.observe(self.cost.of(requests * width) - 1.0, paced)
         level.seen += 1
         level.unit *= 1.0 + max(OWN, 1 / level.seen) * error
         if level.seen > SETTLED:
             self._pace *= 1.0 + COMMON * error
         for other, theirs in self._levels.items():
             if other[::2] == key[::2] and other.width != key.width:
-                theirs.unit += NEWS * (level.unit - theirs.unit)
+                news = level.unit * self._correction(key, other)
+                theirs.unit += NEWS * (news - theirs.unit)
 
     def plain_is_due(self, requests: int) -> bool:
         """Whether a plain pass is due at this batch size, after enough wider ones."""
@@ -213,8 +229,18 @@ class PassTimes:
             return self._levels[size].unit
         if size not in self._units:
             nearest = self._nearest(size, self._levels)
-            self._units[size] = self._levels[nearest].unit * self._effect(nearest.context, size)
+            unit = self._levels[nearest].unit * self._effect(nearest.context, size)
+            self._units[size] = unit * self._correction(nearest, size)
         return self._units[size]
+
+    def _correction(self, known: _Size, size: _Size) -> float:
+        """Unit of a size over the unit of a `known` size, by the learnt cost of rows."""
+
+        def relative(extra: float) -> float:
+            return (1.0 + self._row_cost.factor * extra) / (1.0 + extra)
+
+        extras = [self.cost.of(each.rows) - 1.0 for each in (size, known)]
+        return relative(extras[0]) / relative(extras[1])
 
     def _effect(self, context: int, size: _Size) -> float:
         """Level of a size near `size` over the level of that size at another `context`."""
