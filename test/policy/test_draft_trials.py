@@ -290,3 +290,27 @@ def test_the_first_passes_after_a_change_do_not_count(fast: bool) -> None:
 
     list(serve(trials, rate, 100))
     assert share(serve(trials, rate, 100)) > 0.9
+
+
+@pytest.mark.parametrize("first_draft_s", [0.0, 4.0])
+def test_drafts_are_measured_from_the_first_one_on(first_draft_s: float) -> None:
+    """A sidecar with a large model reads the texts for seconds before it drafts."""
+    trials, now = DraftTrials(2.0), 0.0
+    while ALL not in trials._levels[1].rates:
+        assert trials.choose(1) is ALL
+        drafts = now >= first_draft_s
+        trials.observe(15 if drafts else 1, 0, PASS_S, 10.0, has_steps=drafts)
+        now += PASS_S
+    assert trials._levels[1].rates[ALL] == pytest.approx(150.0)
+    assert now < first_draft_s + WINDOW_S[ALL] + 3 * PASS_S
+
+
+def test_a_sidecar_that_never_drafts_in_time_is_measured_too_and_seldom() -> None:
+    """A trial lasts as long as the wait for its drafts, so fewer trials lose one percent."""
+    trials, load = DraftTrials(2.0), {ALL: 30, TEXTS: 100, NONE: 10}
+    uses = []
+    for _ in range(30_000):
+        uses.append(trials.choose(1))
+        trials.observe(round(load[uses[-1]] * PASS_S), 0, PASS_S, 10.0, has_steps=False)
+    assert trials._levels[1].rates[ALL] == pytest.approx(30.0)
+    assert 0.0 < 0.7 * share(iter(uses[1000:])) < LOSS

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -46,8 +46,10 @@ DESCRIPTION = {
 }
 """Each use, for the log."""
 WARM_UP_S = {ALL: 1.5, TEXTS: 0.5, NONE: 0.25}
-"""Seconds of decoding after a change that do not count, by the new use. A sidecar that gets its
-cores needs time to read the texts of the running requests."""
+"""Seconds of decoding after a change that do not count, by the new use."""
+LONGEST_WARM_UP_S = 6.0
+"""Those of ALL if no step draft comes earlier. A sidecar that gets its cores reads the texts of the
+running requests first, and with large models that takes seconds."""
 SETTLE_S = 0.25
 """Seconds of decoding after a change in which no other change comes; at most each warm-up."""
 WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
@@ -88,6 +90,8 @@ class _Level:
     """The decision."""
     uses: Sequence[DraftUse]
     """All uses that are tried."""
+    warm_up_s: Mapping[DraftUse, float]
+    """Seconds of the latest warm-up of each use."""
     trial: DraftUse | None = None
     """The use that is being tried in place of the decision."""
     plain: bool = True
@@ -187,7 +191,7 @@ class _Level:
         present = self.rates[self.use]
         if other is TEXTS and predicted is not None and present > MARGIN * predicted:
             return math.inf  # it cannot win
-        lost = max(0.0, 1.0 - known / present) * (WARM_UP_S[other] + window / 3)
+        lost = max(0.0, 1.0 - known / present) * (self.warm_up_s[other] + window / 3)
         return max(gap, lost / LOSS)
 
     def _compare(self, rate: float) -> None:
@@ -247,6 +251,8 @@ class DraftTrials:
         if ratio is not None and 1.0 < ratio < math.inf:
             self._few = FEW / (ratio - 1.0)
         self._uses = (ALL, NONE) if ratio is None else (ALL, TEXTS, NONE)
+        self._warm_up_s = dict(WARM_UP_S)
+        """Seconds of the latest warm-up of each use."""
         self._levels: dict[int, _Level] = {}
         self._level = self._enter(1)
         """The level of the present round."""
@@ -255,7 +261,9 @@ class DraftTrials:
         self._use = ALL
         """The use of the present round."""
         self._since = math.inf
-        """Seconds of decoding since the use changed."""
+        """Seconds of decoding since the use changed; infinite before any change."""
+        self._cold_s: float | None = 0.0
+        """Seconds for which ALL has been used without a step draft; None after the first one."""
 
     @property
     def tries(self) -> bool:
@@ -275,7 +283,7 @@ class DraftTrials:
         self._level.allow(plain=plain)
         wanted = self._level.wanted
         if wanted is not self._use and self._since >= SETTLE_S:
-            self._use, self._since = wanted, 0.0
+            self._use, self._since, self._cold_s = wanted, 0.0, 0.0
         return self._use
 
     def _spare(self) -> None:
@@ -289,7 +297,7 @@ class DraftTrials:
 
     def _enter(self, least: int) -> _Level:
         if least not in self._levels:
-            self._levels[least] = _Level(least, self._first(least), self._uses)
+            self._levels[least] = _Level(least, self._first(least), self._uses, self._warm_up_s)
         return self._levels[least]
 
     def _first(self, least: int) -> DraftUse:
@@ -310,16 +318,25 @@ class DraftTrials:
         """Record a decode pass that says nothing about the uses."""
         self._since += seconds
 
-    def observe(self, tokens: int, drafted: int, seconds: float, plain_rate: float) -> None:
+    def observe(
+        self,
+        tokens: int,
+        drafted: int,
+        seconds: float,
+        plain_rate: float,
+        *,
+        has_steps: bool = True,
+    ) -> None:
         """Record a decode pass of the round for which `choose` was called last.
 
         The pass gave `tokens` output tokens in `seconds`; the sidecar drafted `drafted` of them.
         `plain_rate` is the predicted number of tokens per second without drafts, on the cores of
-        this pass.
+        this pass. `has_steps` says whether the pass verified step drafts.
         """
         self.skip(seconds)
         level = self._level
-        if self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
+        is_cold = self._warms_up(seconds, has_steps=has_steps)
+        if is_cold or self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
             return
         level.passes += 1
         level.seconds += seconds
@@ -327,6 +344,16 @@ class DraftTrials:
         level.drafted += drafted
         if level.is_over:
             level.conclude(self._predicted(plain_rate))
+
+    def _warms_up(self, seconds: float, *, has_steps: bool) -> bool:
+        """Whether a pass of `seconds` belongs to the time before the sidecar's first step draft."""
+        if self._use is not ALL or self._ratio is None or self._cold_s is None:
+            return False
+        self._cold_s += seconds
+        if has_steps or self._cold_s >= LONGEST_WARM_UP_S:
+            self._warm_up_s[ALL] = max(WARM_UP_S[ALL], self._cold_s)
+            self._cold_s = None
+        return True
 
     def _predicted(self, plain_rate: float) -> dict[DraftUse, float]:
         """Predicted tokens per second of other uses; that of TEXTS is an upper limit."""

@@ -179,7 +179,8 @@ class CoreUse:
         )
         bs = len(accepted)
         plain_rate = bs / self._times.seconds(bs, 1)
-        self._measured.observe(tokens, drafted, seconds, plain_rate)
+        has_steps = trees.count_by_source()[Source.STEP] > 0
+        self._measured.observe(tokens, drafted, seconds, plain_rate, has_steps=has_steps)
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)
 
