@@ -191,6 +191,15 @@ def test_all_cpus_are_tried_unless_the_sidecars_drafts_are_worth_more(
     assert (TEXTS in found) is tried
 
 
+def test_drafts_are_measured_once_step_drafts_come(divided: CoreUse) -> None:
+    trials = divided._speculator.totals.trials
+    for source, measured in ((Source.OUTPUT, False), (Source.STEP, True)):
+        for _ in range(10):
+            assert divided.enter(REQUESTS, RUNTIME) is ALL
+            divided.observe(trees_of(source), [[1]] * REQUESTS, 2 * REQUESTS, PASS_S)
+        assert bool(trials.describe()) is measured
+
+
 def steps_take(use: CoreUse, seconds: float) -> None:
     """Let the sidecar tell how long a draft step takes."""
     sidecar: Any = use._speculator.sidecar
