@@ -108,11 +108,11 @@ class PassTimes:
     The width is the average over the requests, so width times requests are the rows of the pass.
     `cost` gives the shape within a size (`_Size`), and measured passes give each size its level. A
     size without measurements takes the level of the nearest size, corrected by what was learnt of
-    the cost of rows (`RowCost`). The longer the context, the more
-    a row costs, so each magnitude of the context has its own levels; the first of them scale those
-    of other contexts until they are measured themselves. A shared processor slows down
-    passes of all sizes. The pace, a common factor that every pass updates quickly, follows such
-    changes, so the levels of unused sizes stay valid relative to the others.
+    the cost of rows (`RowCost`). The longer the context, the more a row costs, so each magnitude of
+    the context has its own levels; the first of them scale those of other contexts until they are
+    measured themselves. A shared processor slows down passes of all sizes. The pace, a common
+    factor that every pass updates quickly, follows such changes, so the levels of unused sizes stay
+    valid relative to the others.
     """
 
     def __init__(self, cost: PassCost = PassCost()) -> None:
