@@ -1,7 +1,7 @@
 """Learns how fast the time of a pass grows with its rows on this machine.
 
-The growth that `PassCost` predicts is measured on one kind of processor. Others differ: with AMX a
-pass over 64 rows takes 1.4 times as long as a pass over one row, with AVX2 several times as long.
+The growth that `PassCost` predicts is measured on one kind of processor. Others differ: with AMX
+the matrix products of 64 rows take 1.4 times as long as those of one row, with AVX2 several times.
 Passes of an unmeasured size are predicted by the growth between those that were measured, so that a
 server whose rows are cheap tries wider passes.
 """
