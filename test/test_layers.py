@@ -34,6 +34,7 @@ ENGINE = (
     "requests",
     "sidecar",
     "speculator",
+    "speculation",
     "boundary",
     "cpu",
     "cuda",

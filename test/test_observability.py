@@ -10,7 +10,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.draft_source import SOURCES
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.scheduler import internal_state
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
@@ -42,7 +42,7 @@ def test_the_documented_series_of_the_sidecar_match_its_metrics() -> None:
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The QSPEC part of a server's internal state."""
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)))
-    monkeypatch.setattr(speculator, "_latest", active)
+    monkeypatch.setattr(speculation, "_latest", active)
     state: dict[str, Any] = {}
     with get_parallel().override(dp_rank=None):
         internal_state.describe(None, None, state)

@@ -31,11 +31,11 @@ def meet(name, moment):
 
 def revive():
     # Speculation resumes with the drafts that need no sidecar, so that it can fail again.
-    from sglang_qspec.engine import speculator
+    from sglang_qspec.engine import speculation
 
     if (FAULTS / "revive").exists():
         (FAULTS / "revive").unlink()
-        speculator.activate(speculator.latest())
+        speculation.activate(speculation.latest())
 
 
 def armed(row):

@@ -12,7 +12,7 @@ import pytest
 
 from benchmark.harness.dataset import render
 from benchmark.prompts import PROMPTS
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.speculator import Speculator
@@ -83,16 +83,16 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
 def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A speculator without attributes, so that each of its methods fails."""
     broken = object.__new__(Speculator)
-    speculator.activate(broken)
+    speculation.activate(broken)
     yield
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 @pytest.mark.usefixtures("active")
 def test_a_hook_that_fails_repeatedly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         lifecycle.polled(None, None)
-    assert speculator.active() is None
+    assert speculation.active() is None
     record, second = caplog.records
     assert "Speculation failed while receiving drafts;" in record.message
     assert record.levelno == logging.ERROR

@@ -12,7 +12,7 @@ import pytest
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType, _wrap_fn
 
-from sglang_qspec.engine import plugin, speculator
+from sglang_qspec.engine import plugin, speculation
 from sglang_qspec.engine.boundary import installed
 from sglang_qspec.engine.boundary.guard import guarded_hook
 from sglang_qspec.engine.boundary.hook import Hook, OnError
@@ -93,9 +93,9 @@ class SglangError(Exception):
 def active() -> Iterator[Speculator]:
     """A speculator without attributes; the tests only ask whether it is active."""
     broken = object.__new__(Speculator)
-    speculator.activate(broken)
+    speculation.activate(broken)
     yield broken
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def failing(row: Hook, error: Exception, *, calls: int = 0) -> Hook:
@@ -159,7 +159,7 @@ def test_an_error_in_a_hook_leaves_sglangs_own_result(
         assert run(broken, target) == (1, (5, "a"))
         assert target.calls == max(calls, 1)
     ends = row.on_error is OnError.END_SPECULATION
-    assert (speculator.active() is None) == ends
+    assert (speculation.active() is None) == ends
     assert row.target.rpartition(".")[2] in caplog.messages[0]
     assert row.on_error is not OnError.SKIP or row.on_error.value in caplog.messages[0]
     info = caplog.records[0].exc_info

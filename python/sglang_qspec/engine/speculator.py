@@ -371,38 +371,3 @@ class Speculator:
         if len(self._tries) != len(self._live) or any(r not in self._tries for r in self._live):
             raise RuntimeError("the open tries are not those of the live requests")
         self.sidecar.check_integrity()
-
-
-_latest: Speculator | None = None
-_failed = False
-
-
-def active() -> Speculator | None:
-    """The speculator of this process; None before its worker exists, and after a failure.
-
-    Ranks of the target after rank 0 never have one.
-    """
-    return None if _failed else _latest
-
-
-def latest() -> Speculator | None:
-    """The speculator of this process, also after a failure."""
-    return _latest
-
-
-def failed() -> bool:
-    """Whether speculation has failed in this process."""
-    return _failed
-
-
-def activate(speculator: Speculator) -> None:
-    """Let SGLang's hooks in this process reach `speculator`."""
-    global _latest, _failed
-    _latest, _failed = speculator, False
-
-
-def deactivate() -> Speculator | None:
-    """End speculation in this process. Returns the speculator that was active."""
-    global _failed
-    ended, _failed = active(), True
-    return ended

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend import byte_tokens, detokenizer
 from sglang_qspec.engine.scheduler import endings, last_output, stop_strings
 from sglang_qspec.tools.models import DemoModels
@@ -86,7 +86,7 @@ def server() -> Any:
         patch.setattr(
             detokenizer, "get_spec", lambda: SimpleNamespace(speculative_algorithm="QSPEC")
         )
-        patch.setattr(speculator, "active", lambda: SimpleNamespace(end=lambda *_: None))
+        patch.setattr(speculation, "active", lambda: SimpleNamespace(end=lambda *_: None))
         yield settings_of
 
 

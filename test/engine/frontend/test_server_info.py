@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import common
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend import server_info
 from sglang_qspec.engine.scheduler import internal_state
 
@@ -57,7 +57,7 @@ def test_the_server_shows_its_settings_without_secrets(algorithm: str) -> None:
 
 
 def test_the_schedulers_settings_have_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculator, "latest", lambda: None)
+    monkeypatch.setattr(speculation, "latest", lambda: None)
     state = Args("QSPEC").resolved_dict()
     internal_state.describe(None, None, state)
     assert set(map(state.get, SECRETS)) == {"<redacted>"}

@@ -156,7 +156,7 @@ def test_the_target_has_all_cpus_once_speculation_has_ended(
     cores: Any = divided._cores
     leader: Any = Leader.__new__(Leader)
     leader._runtime, leader._core_use = RUNTIME, divided
-    monkeypatch.setattr("sglang_qspec.engine.speculator.active", lambda: None)
+    monkeypatch.setattr("sglang_qspec.engine.speculation.active", lambda: None)
     for _ in range(2):
         leader._plan(None)
         assert cores.count == 2

@@ -12,7 +12,7 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.launch.future_map import KnownLengths
@@ -140,7 +140,7 @@ def engine(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     module = "sglang_qspec.engine.passes.worker.record_stream_for_v2_verify"
     monkeypatch.setattr(module, lambda *_: None)
     yield Engine(make(None), clock)
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def test_a_pass_is_launched_before_the_last_tokens_are_read(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.passes import tracing, transfers, worker
 from sglang_qspec.engine.passes.launch.prefill import _drafts_of, with_drafts
@@ -249,10 +249,10 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def active() -> Iterator[Speculator]:
     made = make(None)
-    speculator.activate(made)
+    speculation.activate(made)
     enqueue(made, "a", prompt_ids=[0] * 98, output_ids=[1, 2, 3])
     yield made
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def without_waits(proposal: Proposal) -> Generator[float, bool, Proposal]:
@@ -302,7 +302,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
         proposal = leader._propose(batch, PipelinePlan("queue", WIDTH), traced)
         order = PassOrder(trees if trees.width > 1 else None)
         speculates._decode(Pass(batch, order, "queue", proposal, traced), None)
-    assert speculator.active() is active
+    assert speculation.active() is active
     return costs, launched[0]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.frontend.trace import KEY, MORE, PREFILL
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
@@ -65,7 +65,7 @@ class Engine:
     def __init__(self, active: Speculator, clock: Clock, *, overlap: bool = True) -> None:
         self.clock = clock
         self.active = active
-        speculator.activate(active)
+        speculation.activate(active)
         for rid in "ab":
             enqueue(active, rid, output_ids=[8])
             active.admit(rid)
@@ -118,7 +118,7 @@ class Engine:
 @pytest.fixture
 def engine(link: FakeSidecarLink, clock: Clock) -> Iterator[Engine]:
     yield Engine(connect(link, clock), clock)
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def test_a_pass_is_settled_before_sglang_adds_its_tokens(engine: Engine) -> None:
@@ -221,7 +221,7 @@ def test_a_pass_whose_requests_are_all_gone_counts_only_its_time(engine: Engine)
     for req in engine.reqs:
         req.ended = True
     engine.settlement.settle()
-    assert speculator.active() is engine.active
+    assert speculation.active() is engine.active
     assert sum(engine.active.totals.accepted.values()) == 0
     assert engine.active.totals.pipelines["ahead"].passes == 1
 
@@ -272,7 +272,7 @@ def test_without_overlap_nothing_is_spliced(link: FakeSidecarLink, clock: Clock)
     engine.settlement.settle()
     assert engine.committed("a") == [8, 9, 10, 11]
     assert [list(output_of(req)) for req in engine.reqs] == [[8], [8]]
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def test_an_error_in_the_counts_costs_neither_tokens_nor_labels(
@@ -284,6 +284,6 @@ def test_an_error_in_the_counts_costs_neither_tokens_nor_labels(
     monkeypatch.setattr(engine.active, "record", fail)
     engine.launch()
     engine.settlement.settle()
-    assert speculator.active() is None
+    assert speculation.active() is None
     assert [list(output_of(req)) for req in engine.reqs] == [[8, 9, 10, 11]] * 2
     assert engine.reqs[0].labels == ["target", "queue", "step", "target"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY, MORE, OMITTED, PREFILL
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.tracing import Items, PassTrace
@@ -61,7 +61,7 @@ def record(req: Any, output_len: int, accepted: tuple[int, ...] = (1, 3)) -> Non
 @pytest.fixture
 def active(link: FakeSidecarLink, clock: Clock) -> Iterator[Speculator]:
     yield serve(link, clock)
-    speculator.deactivate()
+    speculation.deactivate()
 
 
 def test_a_pass_describes_its_tree_without_the_root() -> None:

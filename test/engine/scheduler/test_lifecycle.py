@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, SchedulePolicy
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.scheduler.lifecycle import rank
 from sglang_qspec.link import FakeSidecarLink
@@ -101,13 +101,13 @@ def joining(rid: str, **changes: Any) -> Any:
 )
 def test_a_fault_of_one_request_costs_at_most_its_drafts(fault: dict[str, Any]) -> None:
     active = connect(FakeSidecarLink(counting))
-    speculator.activate(active)
+    speculation.activate(active)
     policy = SimpleNamespace(priority_sign=1, policy=CacheAgnosticPolicy.LOF)
     scheduler = SimpleNamespace(enable_priority_scheduling=True, policy=policy)
     for req in (joining("bad", **fault), joining("good")):
         scheduler.waiting_queue = [req]
         lifecycle.enqueued(None, scheduler, req)
-    assert not speculator.failed()
+    assert not speculation.failed()
     assert active.live("good") is not None
     poll(active)
     assert tree_of(active, "good", [8], 4).token_ids == (8, 9, 10, 11)

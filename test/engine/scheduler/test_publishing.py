@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.scheduler import publishing
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import PUBLISH_INTERVAL_S, DraftMetrics
@@ -17,8 +17,8 @@ def test_speculation_is_on_off_or_failed(monkeypatch: pytest.MonkeyPatch) -> Non
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)))
     series = DraftMetrics({"model_name": "m"}, registry, clock)
     monkeypatch.setattr(publishing, "_published", (series, active))
-    monkeypatch.setattr(speculator, "_latest", active)
-    monkeypatch.setattr(speculator, "_failed", False)
+    monkeypatch.setattr(speculation, "_latest", active)
+    monkeypatch.setattr(speculation, "_failed", False)
 
     def shown() -> list[str]:
         clock.now += PUBLISH_INTERVAL_S
@@ -33,5 +33,5 @@ def test_speculation_is_on_off_or_failed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown() == ["on"]
     active.change_setting("qspec_enabled", 0)
     assert shown() == ["off"]
-    speculator.deactivate()
+    speculation.deactivate()
     assert shown() == ["failed"]

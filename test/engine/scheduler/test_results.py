@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes.worker import QSpecWorker
 from sglang_qspec.engine.scheduler import results
 from sglang_qspec.engine.speculator import Speculator
@@ -16,9 +16,9 @@ def test_the_worker_settles_the_pass_of_a_result_also_after_speculation_has_ende
     worker: Any = object.__new__(QSpecWorker)
     worker.settle = settled.append
     scheduler = SimpleNamespace(model_worker=worker)
-    speculator.activate(active)
+    speculation.activate(active)
     results.settle(scheduler, None, "first")
-    speculator.deactivate()
+    speculation.deactivate()
     results.settle(scheduler, None, "second")
     assert settled == ["first", "second"]
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def end_speculation(what: str) -> None:
     Closes the link to the sidecar. Ends a sidecar that this server started, to free its memory.
     Later errors may recur in every pass, so they are logged at level DEBUG.
     """
-    if speculator.failed():
+    if speculation.failed():
         logger.debug("Another error after speculation ended, while %s", what, exc_info=True)
         return
     logger.exception(
@@ -65,7 +65,7 @@ def end_speculation(what: str) -> None:
 
 def follow(rank: int) -> None:
     """End speculation because it has failed on this rank of the target."""
-    if not speculator.failed():
+    if not speculation.failed():
         logger.error(
             "Speculation failed on rank %d of the target; decoding continues without drafts until "
             "the server restarts",
@@ -75,7 +75,7 @@ def follow(rank: int) -> None:
 
 
 def _end() -> None:
-    ended = speculator.deactivate()
+    ended = speculation.deactivate()
     try:
         if ended is not None:
             ended.close()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda.backends import pass_cost
 from sglang_qspec.engine.passes import tracing
@@ -82,7 +82,7 @@ class Leader:
         self._halves = Halves()
         self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
         """The plan of the next round, if `early` has made it."""
-        speculator.activate(active)
+        speculation.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
         """The passes of a decode round: one, or one for each half of the batch.
@@ -178,7 +178,7 @@ class Leader:
     @property
     def _speculates(self) -> bool:
         """Whether speculation is on; an error turns it off."""
-        return speculator.active() is not None
+        return speculation.active() is not None
 
     def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
         """The plan of this round, and the requests of each half; empty unless it is `halves`."""

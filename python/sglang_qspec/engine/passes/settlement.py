@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
@@ -116,7 +116,7 @@ class Settlement:
             reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
             accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
             proposal = None if proposal is None else proposal.take(rows)
-        if proposal is not None and self._accounting and speculator.active() is not None:
+        if proposal is not None and self._accounting and speculation.active() is not None:
             rids = [req.rid for req in reqs]
             with guarded("updating acceptance statistics"):
                 if launched.is_prefill:

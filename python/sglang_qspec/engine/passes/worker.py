@@ -30,7 +30,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from sglang_qspec import config
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary import failsafe, installed
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
@@ -173,7 +173,7 @@ class QSpecWorker(BaseSpecWorker):
     @property
     def speculates(self) -> bool:
         """Whether speculation goes on; equal on all ranks between two rounds."""
-        return self._ranks.speculates if self._ranks.size > 1 else not speculator.failed()
+        return self._ranks.speculates if self._ranks.size > 1 else not speculation.failed()
 
     def change_endpoints(self, endpoints: tuple[str, ...]) -> None:
         """Use the sidecars at these addresses, and no others, from now on."""
@@ -234,7 +234,7 @@ class QSpecWorker(BaseSpecWorker):
                 full_mask=tree_attention.reads_full_mask(self._device),
                 total_len=total_len_of(batch),
             )
-        dissenter = self._ranks.dissenter(agrees=not speculator.failed())
+        dissenter = self._ranks.dissenter(agrees=not speculation.failed())
         if dissenter is None:
             return built
         failsafe.follow(dissenter)

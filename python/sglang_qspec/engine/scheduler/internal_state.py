@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import (
 
 from sglang_qspec import config
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import server_info
 from sglang_qspec.engine.passes.launch import tree_attention
@@ -38,11 +38,11 @@ KEY = "qspec"
 def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
     """After `SchedulerInternalStateController._add_speculative`, on the scheduler's settings."""
     server_info.hide(state)
-    latest = speculator.latest()
+    latest = speculation.latest()
     if latest is not None:
         state[KEY] = {
             "dp_rank": get_parallel().dp_rank or 0,
-            "failed": speculator.active() is None,
+            "failed": speculation.active() is None,
             **latest.describe(),
             "settings": latest.runtime_settings.describe(),
         }
@@ -120,7 +120,7 @@ def _validate(worker: QSpecWorker, name: str, value: float) -> None:
 
 
 def _change(name: str, value: float) -> None:
-    active = speculator.active()
+    active = speculation.active()
     if active is not None:
         with guarded("changing a runtime setting"):
             active.change_setting(name, value)

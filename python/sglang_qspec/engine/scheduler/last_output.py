@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend.meta_info import KEY
 from sglang_qspec.engine.scheduler import lifecycle, stop_strings
@@ -19,7 +19,7 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
     SGLang calls this once, when the scheduler has its worker.
     """
-    if speculator.active() is None:
+    if speculation.active() is None:
         return streamer
 
     class OutputStreamer(streamer):
@@ -37,7 +37,7 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
-            if speculator.active() is not None and any(req.finished() for req in reqs):
+            if speculation.active() is not None and any(req.finished() for req in reqs):
                 with guarded("reporting finished requests"):
                     info[KEY] = [_record(req) for req in reqs]
             return info

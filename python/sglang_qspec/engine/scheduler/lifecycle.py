@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from sglang_qspec.config import QSpecConfig
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded, reading
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
@@ -24,7 +24,7 @@ from sglang_qspec.engine.scheduler import stop_strings
 
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
     """After `Scheduler._add_request_to_queue`, which may also have aborted the request."""
-    active = speculator.active()
+    active = speculation.active()
     if active is None or req.to_finish is not None or is_health_check_generate_req(req):
         return
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
@@ -85,13 +85,13 @@ _RANK_LIMIT = 1 << 62
 
 def finished(req: Any) -> Tally | None:
     """End a finished request and return its tally; None if it had no drafts."""
-    active = speculator.active()
+    active = speculation.active()
     return None if active is None else active.end(req.rid, len(req.output_ids_through_stop))
 
 
 def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:
     """After `Scheduler.send_abort_output`: end the request, which was still queued."""
-    active = speculator.active()
+    active = speculation.active()
     if active is not None:
         with guarded("aborting a request"):
             active.end(req.rid)
@@ -99,7 +99,7 @@ def aborted(result: None, scheduler: Any, abort_req: Any, req: Any) -> None:
 
 def polled(result: None, manager: Any) -> None:
     """After `ExternalCorpusManager.check_pending_load`, which each scheduler iteration calls."""
-    active = speculator.active()
+    active = speculation.active()
     if active is not None:
         with guarded("receiving drafts"):
             active.poll()

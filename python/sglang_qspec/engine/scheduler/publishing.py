@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 
@@ -22,7 +22,7 @@ def start(streamer: type, scheduler: Any) -> None:
     Creates the series with the labels of the collector, if there is one.
     """
     global _published
-    active, collector = speculator.active(), scheduler.metrics_collector
+    active, collector = speculation.active(), scheduler.metrics_collector
     if active is not None and collector is not None and _published is None:
         series = DraftMetrics(collector.labels)
         active.first_drafts.observer = series.first_draft.observe
@@ -42,6 +42,6 @@ def publish(result: None, manager: Any) -> None:
 
 def _state(shown: Speculator) -> str:
     """The state of speculation, one of `metrics.STATES`."""
-    if speculator.active() is not shown:
+    if speculation.active() is not shown:
         return "failed"
     return "on" if shown.runtime_settings.enabled else "off"

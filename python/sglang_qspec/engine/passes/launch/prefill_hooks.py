@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.mem_cache.allocation_sizing import page_aligned_decode_alloc_lens
 from sglang.srt.runtime_context import get_exec
 
-from sglang_qspec.engine import speculator
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes.launch.prefill import can_verify
 from sglang_qspec.engine.passes.transfers import to_device
 
@@ -34,7 +34,7 @@ choose. SGLang passes nothing of the worker's to the function that the hook wrap
 
 def reserve(result: None, batch: ScheduleBatch) -> None:
     """After `ScheduleBatch.prepare_for_extend`: allocate KV slots for the drafts of a prefill."""
-    active = speculator.active()
+    active = speculation.active()
     if active is None or not active.runtime_settings.prefill_drafts:
         return
     if str(get_exec().graph.cuda_graph_config.prefill.backend) not in GRAPHS:
