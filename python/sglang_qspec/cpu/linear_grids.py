@@ -59,7 +59,7 @@ class Grid:
 def round_int8(weight: Tensor) -> Grid:
     """Round `weight` [N, K] to nearest on a symmetric grid, -127..127, one scale per channel."""
     q = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(len(weight), 1)
+    scale = torch.empty(len(weight), 1, dtype=torch.float32)  # SGLang sets another default
     for first in range(0, len(weight), _ROUNDED_ROWS):  # in blocks, as an LM head is large
         rows = slice(first, first + _ROUNDED_ROWS)
         block = weight[rows].float()

@@ -28,11 +28,13 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(ticks: list[int], *flags: str) -> Iterator[list[str]]:
     """A running server, as its command line."""
     sizes = {"slots": 2, "widest": 4, "context": 100}
+    before = set(psutil.Process().children())  # of other tests
     with target_server(
         "target", device="cpu", cpus=CPUS, tick=lambda: ticks.append(1), flags=flags, **sizes
     ):
-        (process,) = psutil.Process().children()
+        (process,) = set(psutil.Process().children()) - before
         yield process.cmdline()
+    assert not set(psutil.Process().children()) - before
 
 
 def test_a_server_verifies_trees_of_the_widest_passes_and_ends_with_the_context() -> None:
@@ -43,11 +45,11 @@ def test_a_server_verifies_trees_of_the_widest_passes_and_ends_with_the_context(
         assert "--speculative-qspec-verify tree --speculative-num-draft-tokens 4" in given
         assert "--max-total-tokens 400 --dtype float32" in given
     assert ticks
-    assert not psutil.Process().children()
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log() -> None:
     words = r"the start of the target's server ended with code 1:\n(.|\n)*the model is missing"
+    before = set(psutil.Process().children())
     with pytest.raises(QSpecError, match=words), started([], "fails"):
         pass
-    assert not psutil.Process().children()
+    assert not set(psutil.Process().children()) - before
