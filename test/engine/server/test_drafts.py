@@ -26,6 +26,9 @@ from test.engine.server.running import (
 
 pytestmark = pytest.mark.server
 
+LOG_PASSES = 40
+"""Decode passes between two log lines of SGLang's scheduler."""
+
 
 def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_drafts(
     server: Server, prompts: list[str], expected: list[dict[str, Any]]
@@ -137,5 +140,8 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
     decoded = result["total_output_tokens"] - result["completed"]
     assert accepted > decoded / 4
     # The server's average leaves out the passes since its last log line, and some passes accept
-    # tokens past the end.
-    assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.15)
+    # tokens past the end. There is no line before a batch has had LOG_PASSES passes.
+    if result["accept_length"] is None:
+        assert decoded - accepted < LOG_PASSES * len(PROMPTS)
+    else:
+        assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.15)
