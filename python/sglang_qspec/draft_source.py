@@ -25,6 +25,8 @@ class Source(IntEnum):
     served."""
 
 
+OF_SIDECAR = frozenset((Source.QUEUE, Source.STEP))
+"""Sources that the sidecar drafts."""
 DESCRIPTIONS = {
     Source.QUEUE: "completion drafted while the request waited",
     Source.GUESS: "guess of the client",

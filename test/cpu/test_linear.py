@@ -34,6 +34,15 @@ def test_an_int8_product_is_close_to_the_float_product_for_each_row(m: int) -> N
     assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < tolerance
 
 
+def test_scales_are_float32_while_sglang_loads_a_model_in_another_dtype() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        grid = round_int8(weight().bfloat16())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert grid.scale.dtype == torch.float32
+
+
 def test_the_product_of_a_row_does_not_depend_on_the_other_rows() -> None:
     product = Int8Linear.quantize(weight())
     x = inputs(40)

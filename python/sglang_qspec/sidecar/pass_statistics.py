@@ -27,13 +27,13 @@ class PassStatistics:
         self.drafted_tokens = 0
         """Number of tokens drafted."""
         self.pass_seconds = 0.0
-        """Total time of all passes, in seconds."""
+        """Total seconds of all passes."""
         self.step_passes = 0
         """Number of passes that advanced step drafts."""
         self.step_tokens = 0
         """Number of step draft tokens that these passes produced."""
         self.step_seconds = 0.0
-        """Time of these passes, in seconds."""
+        """Total seconds of the passes that advanced step drafts."""
         self.completion_len: float | None = None
         """Mean length of a finished first completion, in tokens; None before the first."""
         self._recent_tokens = 0.0

@@ -34,6 +34,7 @@ def starting(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> It
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
         "--enable-metrics",
+        *("--decode-log-interval", "1"),  # SGLang averages the accept length at its log lines
         *("--grpc-port", str(free_port())),
     ]
     environment = awaiting(tmp_path_factory.mktemp("plugin"))

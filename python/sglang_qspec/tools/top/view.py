@@ -6,15 +6,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sglang_qspec.draft_source import Source
+from sglang_qspec.draft_source import OF_SIDECAR
 from sglang_qspec.tools.top.interval import Interval, ratio
 
 GOOD, FAIR, BAD = "green", "yellow", "bold red"
 STYLES = {"on": GOOD, "off": FAIR, "ready": GOOD, "connecting": FAIR, "none": ""}
 """Style of each good state; all other states are bad."""
 VERIFIED_AND_ACCEPTED = ("proposed_tokens", "accepted_tokens")
-OF_SIDECAR = tuple(source.name.lower() for source in (Source.QUEUE, Source.STEP))
-"""Names of the sources that the sidecar drafts."""
 
 
 def frame(interval: Interval, title: str) -> RenderableType:
@@ -136,7 +134,7 @@ def _pipelines(interval: Interval) -> Table:
 
 def _sidecar(interval: Interval) -> Table:
     now, lines = interval.now, _lines()
-    accepted = sum(interval.increase("accepted_tokens", source) for source in OF_SIDECAR)
+    accepted = sum(interval.increase("accepted_tokens", each.name.lower()) for each in OF_SIDECAR)
     worth = ratio(accepted, interval.increase("sidecar_pass_seconds"))
     lines.add_row(
         "sidecar",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.draft_source import OF_SIDECAR
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
 from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes
@@ -36,8 +37,6 @@ ABSENT_S = 20.0
 batch size. A sidecar needs some ten seconds to start, and longer on CPUs that the target uses."""
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
-DRAFTED = frozenset((Source.STEP, Source.QUEUE))
-"""Draft sources that the sidecar provides."""
 
 
 class CoreUse:
@@ -173,7 +172,7 @@ class CoreUse:
                 self._absent_s += seconds
             return
         drafted = sum(
-            int(np.isin(trees.sources[row, list(nodes)], list(DRAFTED)).sum())
+            int(np.isin(trees.sources[row, list(nodes)], list(OF_SIDECAR)).sum())
             for row, nodes in enumerate(accepted)
             if nodes
         )
