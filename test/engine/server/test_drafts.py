@@ -140,6 +140,7 @@ def test_sglangs_own_client_sees_the_accept_length_that_we_count(
     decoded = result["total_output_tokens"] - result["completed"]
     assert accepted > decoded / 4
     passes = decoded - accepted  # of each request
-    # The server also counts draft tokens that the last pass of a request accepts past its end.
-    past_the_end = len(PROMPTS) * (WIDEST - 1)
-    assert 0.95 * decoded < result["accept_length"] * passes < 1.05 * (decoded + past_the_end)
+    # The server leaves out the draft tokens that passes over prompts accept, and counts those that
+    # the last pass of a request accepts past its end.
+    others = len(PROMPTS) * (WIDEST - 1)
+    assert decoded - others < result["accept_length"] * passes < decoded + others
