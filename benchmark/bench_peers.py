@@ -8,8 +8,9 @@ and no other flag, and divides the processors by itself; `qspec-pinned` has one 
 another one for the sidecar; `sglang` is SGLang without speculation; `lookups` is QSPEC without a
 draft model, and `steps` has step drafts in every round. The command line names the peers that run:
 vLLM, with and without its speculation by n-grams, by an interpreter that has it; llama.cpp by the
-path of `llama-server` and a GGUF file of the target. vLLM reads its own environment variables, such
-as VLLM_CPU_OMP_THREADS_BIND.
+path of `llama-server` and a GGUF file of the target; OpenVINO GenAI, with and without its lookups,
+by an interpreter that has it and the same file. vLLM reads its own environment variables, such as
+VLLM_CPU_OMP_THREADS_BIND.
 
 A load is a number of requests in flight (`--levels`), a kind of answers, and an arrival:
 
@@ -254,9 +255,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with prompts")
     add("--vllm", type=Path, help="a Python interpreter that has vLLM")
-    add("--llama-server", type=Path, help="llama.cpp's server; needs --llama-model")
-    add("--llama-model", type=Path, help="the target as a GGUF file")
-    add("--llama-draft", type=Path, help="the draft model as a GGUF file (default: none)")
+    add("--llama-server", type=Path, help="llama.cpp's server; needs --gguf")
+    add("--openvino", type=Path, help="a Python interpreter that has OpenVINO GenAI; needs --gguf")
+    add("--gguf", type=Path, help="the target as a GGUF file, in float16 for OpenVINO")
+    add("--gguf-draft", type=Path, help="llama.cpp's draft model as a GGUF file (default: none)")
     add("--matrix", action="store_true", help="all levels, arrivals and samplings but steady loads")
     add("--configs", nargs="+", help="servers to run (default: all that can but lookups and steps)")
     levels = "requests in flight (default: 1 2 4 8 16)"
@@ -272,13 +274,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--idle", type=float, default=3.0, help="seconds before a load (default: 3)")
     add_run(parser, "bfloat16")
     options = parsed(parser, argv)
-    if (options.llama_server is None) != (options.llama_model is None):
-        parser.error("--llama-server and --llama-model go together")
+    if (options.llama_server or options.openvino) and options.gguf is None:
+        parser.error("--llama-server and --openvino need --gguf")
     for name, most in (("spread", 1), ("idle", 3600)):
         if not 0 <= getattr(options, name) <= most:
             parser.error(f"--{name}: {getattr(options, name):g} is not from 0 to {most}")
     programs = Programs(
-        options.vllm, options.llama_server, options.llama_model, options.llama_draft
+        options.vllm, options.llama_server, options.openvino, options.gguf, options.gguf_draft
     )
     unknown = sorted(set(options.configs or ()) - set(programs.names))
     if unknown:

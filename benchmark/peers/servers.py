@@ -17,11 +17,15 @@ from benchmark.harness.serving import checked, read_answer
 QSPEC, PINNED, SGLANG, LOOKUPS, STEPS = "qspec", "qspec-pinned", "sglang", "lookups", "steps"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
+OPENVINO, OPENVINO_LOOKUP = "openvino", "openvino-lookup"
 OWN = (QSPEC, PINNED, SGLANG, LOOKUPS, STEPS)
 """Names of the configurations of SGLang; all others are peers."""
-NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT)
+NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT, OPENVINO, OPENVINO_LOOKUP)
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}'
 """vLLM's speculation by n-grams of the context."""
+OPENVINO_SERVER = Path(__file__).with_name("openvino_server.py")
+PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+"""OpenVINO's names of dtypes."""
 MODEL = "target"
 """Name of the model in requests to vLLM."""
 MEM_FRACTION = 0.08
@@ -50,9 +54,11 @@ class Programs:
     """A Python interpreter that has vLLM."""
     llama_server: Path | None = None
     """llama.cpp's server."""
-    llama_model: Path | None = None
-    """The target for llama.cpp, as GGUF."""
-    llama_draft: Path | None = None
+    openvino: Path | None = None
+    """A Python interpreter that has OpenVINO GenAI."""
+    gguf: Path | None = None
+    """The target for llama.cpp and OpenVINO, as GGUF."""
+    gguf_draft: Path | None = None
     """The draft model for llama.cpp, as GGUF."""
 
     @property
@@ -62,7 +68,9 @@ class Programs:
         if self.vllm is not None:
             found += [VLLM, VLLM_NGRAM]
         if self.llama_server is not None:
-            found += [LLAMA, *([LLAMA_DRAFT] if self.llama_draft is not None else [])]
+            found += [LLAMA, *([LLAMA_DRAFT] if self.gguf_draft is not None else [])]
+        if self.openvino is not None:
+            found += [OPENVINO, OPENVINO_LOOKUP]
         return tuple(found)
 
 
@@ -134,10 +142,14 @@ def _command(name: str, settings: Settings, programs: Programs) -> list[str]:
         found += ["--dtype", settings.dtype, "--max-num-seqs", slots]
         found += ["--max-model-len", str(context), "--uvicorn-log-level", "warning"]
         return [*found, *(["--speculative-config", NGRAM] if name == VLLM_NGRAM else [])]
-    found = [str(programs.llama_server), "--model", str(programs.llama_model)]
+    if name in (OPENVINO, OPENVINO_LOOKUP):
+        found = [str(programs.openvino), str(OPENVINO_SERVER), "--model", str(programs.gguf)]
+        found += ["--slots", slots, "--precision", PRECISIONS[settings.dtype]]
+        return [*found, *(["--lookup"] if name == OPENVINO_LOOKUP else [])]
+    found = [str(programs.llama_server), "--model", str(programs.gguf)]
     # llama.cpp divides the context among its slots.
     found += ["--parallel", slots, "--ctx-size", str(settings.slots * context)]
-    drafted = ["--model-draft", str(programs.llama_draft)] if name == LLAMA_DRAFT else []
+    drafted = ["--model-draft", str(programs.gguf_draft)] if name == LLAMA_DRAFT else []
     return [*found, *drafted]
 
 

@@ -22,7 +22,9 @@ from benchmark.peers.servers import (
 )
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
-ALL = Programs(Path("python"), Path("llama-server"), Path("target.gguf"), Path("draft.gguf"))
+ALL = Programs(
+    Path("python"), Path("llama-server"), Path("python3"), Path("target.gguf"), Path("draft.gguf")
+)
 
 
 def test_peers_run_only_if_the_command_line_names_them() -> None:
