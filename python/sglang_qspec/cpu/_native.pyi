@@ -1,9 +1,10 @@
 """Operations of decoders, compiled for CPUs with AVX-512 and VNNI.
 
-Int8 products and the decoder of a draft model, and the operations of a target's layers other than
-its products. Arrays are numpy arrays in C order, with exactly these types. All calls with arrays
-raise ValueError for a value or a shape that is not allowed. Arguments that are called an address
-are not checked: `cpu.row_ops` and `cpu.row_attention` take them from tensors.
+Int8 products and the decoder of a draft model, the operations of a target's layers other than its
+products, and these products too where the processor has AMX. Arrays are numpy arrays in C order,
+with exactly these types. All calls with arrays raise ValueError for a value or a shape that is not
+allowed. Arguments that are called an address are not checked: `cpu.row_ops`, `cpu.row_attention`
+and `cpu.dense_linear` take them from tensors.
 """
 
 from collections.abc import Sequence
@@ -112,6 +113,27 @@ def store_rows(
     """Copy rows of `width` values, `stride` apart, to slots of a pool [.., width].
 
     `rows` and `pool` are addresses, and `slots` that of int64 [count].
+    """
+
+def may_use_tiles() -> bool:
+    """Whether the processor has AMX with bfloat16, and this process may use it."""
+
+def multiply_tiles(
+    rows: int,
+    weight: int,
+    bias: int,
+    addend: int,
+    out: int,
+    count: int,
+    inputs: int,
+    outputs: int,
+    threads: int,
+) -> None:
+    """Write `rows` [count, inputs] @ weight.T + bias + addend: [count, outputs], rounded once.
+
+    The first five are addresses of bfloat16; those of `bias` [outputs] and `addend` [count,
+    outputs] may be 0, and `out` may be `addend`. `weight` is [outputs, inputs]; `inputs` is a
+    multiple of 32 and `outputs` of 16. Raises ValueError unless `may_use_tiles()`.
     """
 
 class RowAttention:

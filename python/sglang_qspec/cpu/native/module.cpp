@@ -18,8 +18,10 @@
 
 #include "arguments.h"
 #include "decoder.h"
+#include "dense.h"
 #include "product.h"
 #include "rows.h"
+#include "tiles.h"
 
 namespace py = pybind11;
 
@@ -264,6 +266,21 @@ void store_rows_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride,
   });
 }
 
+void multiply_tiles_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t bias,
+                       std::uintptr_t addend, std::uintptr_t y, std::int64_t rows, int inputs,
+                       int outputs, int threads) {
+  const auto values = [](std::uintptr_t address) {
+    return reinterpret_cast<const BFloat16*>(address);
+  };
+  check(may_use_tiles(), [] { return std::string("this processor has no AMX with bfloat16"); });
+  const py::gil_scoped_release released;
+  static thread_local RowTiles tiles;
+  tiles.assign(values(x), rows, inputs);
+  const DenseProduct product{values(weight), values(bias), values(addend),
+                             reinterpret_cast<BFloat16*>(y), rows, inputs, outputs};
+  product.multiply(tiles, threads);
+}
+
 // The requests of a pass, with the arrays that describe them.
 class AnyRowAttention {
  public:
@@ -347,6 +364,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("silu_and_mul", &silu_and_mul_at);
   module.def("rotate", &rotate_at);
   module.def("store_rows", &store_rows_at);
+  module.def("may_use_tiles", &may_use_tiles);
+  module.def("multiply_tiles", &multiply_tiles_at);
   py::class_<AnyRowAttention>(module, "RowAttention")
       .def(py::init<const Array<std::int32_t>&, const Array<std::int64_t>&,
                     const Array<std::int64_t>&, const Array<bool>&, int, int, int, float>(),

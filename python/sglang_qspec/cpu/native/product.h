@@ -1,10 +1,12 @@
-// Matrix products with int8 weights: VNNI multiplies bytes and sums the products exactly in 32 bits.
+// Matrix products with int8 weights: VNNI or AMX multiplies bytes and sums the products exactly in 32
+// bits, so both give the same.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace qspec {
@@ -36,7 +38,8 @@ class Digits {
     digits = digits_in;
     width = (inputs + 3) / 4 * 4;
     const auto count = static_cast<std::size_t>(rows) * static_cast<std::size_t>(digits);
-    bytes_.reserve(count * static_cast<std::size_t>(width) + 64);
+    // A tile reads whole groups of rows; what it reads beyond the last row does not count.
+    bytes_.reserve((count + TILE_ROWS) * static_cast<std::size_t>(width) + 64);
     scales_.reserve(count);
     offsets_.reserve(static_cast<std::size_t>(rows));
     for (int row = 0; row < rows; ++row, x += inputs) {
@@ -147,6 +150,20 @@ class PackedInt8 {
 
   // Compute y [rows, outputs] = x @ weight.T; with `add`, add to y instead.
   void multiply(const Digits& x, float* y, bool add, int threads) const {
+    const bool tiled = x.width % TILE_ROW_BYTES == 0 && may_use_tiles();
+    if (tiled) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+      {
+        const TileLayout layout;
+#pragma omp for schedule(static)
+        for (int panel = 0; panel < panels_; ++panel) {
+          for (int first = 0; first < x.rows * x.digits; first += TILE_ROWS) {
+            tiles(x, panel, first, y, add);
+          }
+        }
+      }
+      return;
+    }
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int panel = 0; panel < panels_; ++panel) {
       const int all = x.rows * x.digits;
@@ -154,10 +171,10 @@ class PackedInt8 {
       for (int block = 0; block < blocks; ++block) {
         const int first = share(all, block, blocks), last = share(all, block + 1, blocks);
         switch (last - first) {
-          case 1: tile<1>(x, panel, first, y, add); break;
-          case 2: tile<2>(x, panel, first, y, add); break;
-          case 3: tile<3>(x, panel, first, y, add); break;
-          default: tile<MOST_ROWS>(x, panel, first, y, add); break;
+          case 1: vectors<1>(x, panel, first, y, add); break;
+          case 2: vectors<2>(x, panel, first, y, add); break;
+          case 3: vectors<3>(x, panel, first, y, add); break;
+          default: vectors<MOST_ROWS>(x, panel, first, y, add); break;
         }
       }
     }
@@ -167,6 +184,7 @@ class PackedInt8 {
   static constexpr int PANEL = 64;
   static constexpr int VECTORS = PANEL / LANES;
   static constexpr int MOST_ROWS = 4;  // with more, the compiler runs out of registers
+  static constexpr int AHEAD = 2;      // steps of a tiled product for which weights are fetched ahead
 
   // Start of part `part` if `all` rows are divided evenly into `parts`.
   static int share(int all, int part, int parts) {
@@ -177,10 +195,54 @@ class PackedInt8 {
 
   __m512i sums(int column) const { return _mm512_load_si512(sums_.get() + column); }
 
+  const std::int8_t* weights(int panel) const {
+    return weights_.get() + panel_bytes() * static_cast<std::size_t>(panel);
+  }
+
+  // Multiply up to 16 digit rows from `first` on by one panel.
+  __attribute__((target("amx-tile,amx-int8"))) void tiles(const Digits& x, int panel, int first,
+                                                          float* y, bool add) const {
+    const std::int8_t* w = weights(panel);
+    const auto width = static_cast<std::size_t>(x.width);
+    const std::uint8_t* bytes = x.row(first);
+    constexpr int STEP = TILE_ROWS * 4 * PANEL;  // bytes of a panel that 64 inputs need
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int k = 0; k < x.width; k += TILE_ROW_BYTES, w += STEP) {
+      for (int line = 0; line < STEP; line += 64) _mm_prefetch(w + AHEAD * STEP + line, _MM_HINT_T0);
+      _tile_loadd(4, bytes + k, width);
+      _tile_loadd(5, w, 4 * PANEL);
+      _tile_loadd(6, w + 64, 4 * PANEL);
+      _tile_dpbusd(0, 4, 5);
+      _tile_dpbusd(1, 4, 6);
+      _tile_loadd(5, w + 128, 4 * PANEL);
+      _tile_loadd(6, w + 192, 4 * PANEL);
+      _tile_dpbusd(2, 4, 5);
+      _tile_dpbusd(3, 4, 6);
+    }
+    alignas(64) std::int32_t products[TILE_ROWS * PANEL];
+    _tile_stored(0, products, 4 * PANEL);
+    _tile_stored(1, products + LANES, 4 * PANEL);
+    _tile_stored(2, products + 2 * LANES, 4 * PANEL);
+    _tile_stored(3, products + 3 * LANES, 4 * PANEL);
+    const int column = panel * PANEL, count = std::min(TILE_ROWS, x.rows * x.digits - first);
+    const __m512i zero = _mm512_set1_epi32(-x.zero());
+    for (int r = 0; r < count; ++r) {
+      __m512i sum[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) {
+        const __m512i product = _mm512_load_si512(products + r * PANEL + v * LANES);
+        sum[v] = _mm512_add_epi32(product, _mm512_mullo_epi32(zero, sums(column + v * LANES)));
+      }
+      write(x, first + r, column, sum, y, add);
+    }
+  }
+
   // Multiply `ROWS` digit rows from `first` on by one panel.
   template <int ROWS>
-  void tile(const Digits& x, int panel, int first, float* y, bool add) const {
-    const std::int8_t* w = weights_.get() + panel_bytes() * static_cast<std::size_t>(panel);
+  void vectors(const Digits& x, int panel, int first, float* y, bool add) const {
+    const std::int8_t* w = weights(panel);
     const std::uint8_t* bytes[ROWS];
     __m512i sum[ROWS][VECTORS];
     const int column = panel * PANEL;
@@ -203,22 +265,27 @@ class PackedInt8 {
         }
       }
     }
-    for (int r = 0; r < ROWS; ++r) {
-      const int number = first + r, row = number / x.digits;
-      const bool leads = number % x.digits == 0;
-      const __m512 scale = _mm512_set1_ps(x.scale(number));
-      const __m512 offset = _mm512_set1_ps(leads ? x.offset(row) : 0.0F);
-      float* to = y + static_cast<std::size_t>(row) * static_cast<std::size_t>(outputs_);
-      for (int v = 0; v < VECTORS; ++v) {
-        const int at = column + v * LANES, left = outputs_ - at;
-        if (left <= 0) break;
-        const auto mask = left >= LANES ? __mmask16(0xFFFF) : static_cast<__mmask16>((1U << left) - 1U);
-        __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][v]), scale);
-        value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums(at)), offset, value);
-        value = _mm512_mul_ps(value, load(scales_.get() + at));
-        if (add || !leads) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to + at));
-        _mm512_mask_storeu_ps(to + at, mask, value);
-      }
+    for (int r = 0; r < ROWS; ++r) write(x, first + r, column, sum[r], y, add);
+  }
+
+  // Write the `sum` of digit row `number` and the outputs of the panel from `column` on. The digits of
+  // a row come in order, and the later ones are added to the first.
+  void write(const Digits& x, int number, int column, const __m512i (&sum)[VECTORS], float* y,
+             bool add) const {
+    const int row = number / x.digits;
+    const bool leads = number % x.digits == 0;
+    const __m512 scale = _mm512_set1_ps(x.scale(number));
+    const __m512 offset = _mm512_set1_ps(leads ? x.offset(row) : 0.0F);
+    float* to = y + static_cast<std::size_t>(row) * static_cast<std::size_t>(outputs_);
+    for (int v = 0; v < VECTORS; ++v) {
+      const int at = column + v * LANES, left = outputs_ - at;
+      if (left <= 0) break;
+      const auto mask = left >= LANES ? __mmask16(0xFFFF) : static_cast<__mmask16>((1U << left) - 1U);
+      __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[v]), scale);
+      value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums(at)), offset, value);
+      value = _mm512_mul_ps(value, load(scales_.get() + at));
+      if (add || !leads) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, to + at));
+      _mm512_mask_storeu_ps(to + at, mask, value);
     }
   }
 

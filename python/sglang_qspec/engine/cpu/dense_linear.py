@@ -1,4 +1,4 @@
-"""Runs SGLang's unquantized linear layers and LM head on packed weights (`cpu.dense_linear`)."""
+"""Runs SGLang's unquantized linear layers and LM head by `cpu.dense_linear`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.layers.quantization.unquant import (
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from torch.nn import Parameter
 
-from sglang_qspec.cpu.dense_linear import can_pack, pack, packed_linear
+from sglang_qspec.cpu.dense_linear import can_pack, pack, packed_linear, takes_tiles, tiled_linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +75,8 @@ def _apply(
 ) -> Tensor:
     if layer.weight.is_mkldnn:
         return packed_linear(x, layer.weight, bias)
+    if x.dtype == layer.weight.dtype and takes_tiles(layer.weight):
+        return tiled_linear(x, layer.weight, bias)
     return _stock_apply(method, layer, x, bias)
 
 
@@ -85,13 +87,18 @@ def _lm_head(
     embedding_bias: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Compute logits from a packed copy, because the embedding table may share the dense weight."""
+    """Compute logits by the weight as it is, or by a packed copy.
+
+    A copy, because the embedding table may share the dense weight.
+    """
     plain = (
         type(getattr(lm_head, "quant_method", None)) is UnquantizedEmbeddingMethod
         and not hasattr(lm_head, "set_lora")
         and not processor.use_fp32_lm_head
         and processor.rl_on_policy_target is None
     )
+    if plain and takes_tiles(lm_head.weight):
+        return tiled_linear(hidden_states.to(lm_head.weight.dtype), lm_head.weight)
     if not plain or not can_pack(lm_head.weight):
         return _stock_lm_head(processor, hidden_states, lm_head, embedding_bias, **options)
     weight = lm_head.weight
