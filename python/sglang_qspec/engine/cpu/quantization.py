@@ -1,6 +1,6 @@
 """Quantization methods for CPUs without SGLang's own kernels.
 
-SGLang 0.5.23 cannot run integer weights on a CPU without AMX. `register()` adds two methods to
+Without them SGLang 0.5.23 cannot run integer weights on a CPU. `register()` adds two methods to
 SGLang's loader and replaces three:
 
 - `qspec_int8` and `qspec_int4` round an unquantized checkpoint while it loads.
