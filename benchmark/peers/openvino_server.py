@@ -95,6 +95,10 @@ def handler_of(engine: Engine) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # clients connect at the same time
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -108,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine(options)
     threading.Thread(target=engine.run, daemon=True).start()
-    ThreadingHTTPServer((options.host, options.port), handler_of(engine)).serve_forever()
+    Server((options.host, options.port), handler_of(engine)).serve_forever()
 
 
 if __name__ == "__main__":
