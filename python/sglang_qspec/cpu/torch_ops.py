@@ -1,4 +1,4 @@
-"""The `torch.ops.sgl_kernel` operators that SGLang's modules name on CPUs without a build of them."""
+"""The `torch.ops.sgl_kernel` operators that SGLang names on CPUs without a build of them."""
 
 from functools import cache
 
