@@ -6,7 +6,7 @@ core, layers of a 135M-parameter model; "Packed matrix products" in docs/results
 - An int8 product (uint8 activations, int8 weights, int32 sums) is faster than packed bfloat16 at
   any number of rows. Memory bandwidth bounds the compiled product (`cpu/native/product.h`) for up
   to 4 rows. Without VNNI, FBGEMM's product is the fastest in torch.
-- With AMX the compiled product takes about as long for 16 rows, or 8 with two digits, as for one.
+- With AMX the compiled product takes little longer for 16 rows, or 8 with two digits, than for one.
 - 8-bit activations lower the agreement with the target. With few rows, reading the weight takes
   most of the time. So with few rows each activation becomes two 8-bit digits, in two rows: 16 bits
   are as accurate as float activations and take little more time.
