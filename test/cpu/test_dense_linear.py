@@ -74,7 +74,7 @@ def test_the_tiled_product_of_a_row_does_not_depend_on_the_other_rows(inputs: in
 
 @needs_tiles
 def test_tiled_products_and_those_of_onednn_take_turns_in_a_thread() -> None:
-    """Both set the layout of the tiles, and oneDNN remembers the one that it has set."""
+    """Both set the layout of the tile registers."""
     x, weight, packed = bfloat16s(40, 64), bfloat16s(48, 64), pack(bfloat16s(48, 64))
     first = tiled_linear(x, weight), packed_linear(x, packed)
     for _ in range(3):

@@ -28,8 +28,8 @@ inline bool may_use_tiles() {
   return may;
 }
 
-// The layout of the tile registers of a thread. oneDNN remembers the layout that it has set, so the
-// end of this object's life restores the layout from before.
+// The layout of the tile registers of a thread. oneDNN sets layouts of its own in the same threads, so
+// the end of this object's life restores the layout from before.
 class TileLayout {
  public:
   __attribute__((target("amx-tile"))) TileLayout() {
