@@ -41,6 +41,8 @@ ROWS = (1, 2, 4, 8, 16)
 SECONDS = 0.7
 """Time of a measurement of passes over one number of rows."""
 MEM_FRACTION = 0.08
+VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Size of a value by the dtype of the target."""
 READER = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -78,7 +80,7 @@ def weight_bytes(folder: Path, dtype: str) -> int:
                 shapes[name] = (part.get_shape(), part.get_dtype())
     is_quantized = any(name.endswith("qweight") for name in shapes)
     head = next((name for name in shapes if name.startswith("lm_head")), None)
-    total, width = 0, {"bfloat16": 2, "float16": 2, "float32": 4}[dtype]
+    total, width = 0, VALUE_BYTES[dtype]
     for name, (shape, stored) in shapes.items():
         values = math.prod(shape)
         if name.endswith("qweight"):
@@ -108,6 +110,7 @@ class Bandwidth:
 
 @contextlib.contextmanager
 def bandwidth_of(cores: str) -> Iterator[Bandwidth]:
+    """Start a process that measures the bandwidth on `cores`, such as `0,1`."""
     threads = str(len(cores.split(",")))
     command = ["taskset", "-c", cores, sys.executable, "-c", READER, threads]
     pipe = subprocess.PIPE
@@ -146,7 +149,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5, help="figures are their medians")
     add_servers(parser, "bfloat16")
     options = parsed(parser, None)
+    if options.dtype not in VALUE_BYTES:
+        parser.error(f"--dtype: {options.dtype!r} is not one of {', '.join(VALUE_BYTES)}")
     settings = settings_of(options, max(ROWS), 1024)
+    if not settings.target_cores:
+        parser.error("this needs two processors, and --cpu on a machine with a GPU")
     own, everything = settings.target_cores, settings.target_cores + settings.sidecar_cores
     rows: list[Mapping[str, Any]] = []
     for cores in dict.fromkeys((own, everything)):

@@ -71,6 +71,8 @@ class Engine:
 
 
 def handler_of(engine: Engine) -> type[BaseHTTPRequestHandler]:
+    """The class that answers HTTP requests by `engine`."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

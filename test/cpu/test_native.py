@@ -287,3 +287,19 @@ def test_mismatched_shapes_are_refused() -> None:
         run(model, [(0, 0, one)], table, digits=3)
     with pytest.raises(ValueError, match="hidden"):
         run(model, [(0, 0, torch.randn(1, HIDDEN + 16))], table)
+
+
+@pytest.mark.skipif(native() is None or not native().may_use_tiles(), reason="no AMX")
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("rows", [1, 8, 16, 17, 50])
+def test_a_product_has_the_same_bits_with_amx_and_with_vnni(rows: int, digits: int) -> None:
+    """Only a number of inputs that is a multiple of 64 uses AMX; further zeros change no sum."""
+    random = np.random.default_rng(rows)
+    q = random.integers(-127, 128, (100, 192), dtype=np.int8)
+    scale = random.random(100, dtype=np.float32)
+    x = random.standard_normal((rows, 192), dtype=np.float32)
+    wider = native().PackedInt8(np.pad(q, ((0, 0), (0, 4))), scale)
+    expected = wider.multiply(np.pad(x, ((0, 0), (0, 4))), digits, 1)
+    for threads in (1, 2):
+        found = native().PackedInt8(q, scale).multiply(x, digits, threads)
+        assert np.array_equal(found, expected)

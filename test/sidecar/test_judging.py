@@ -35,7 +35,7 @@ class Judged:
         self.driver.admit("a")
 
     def step(self) -> None:
-        """Serve a request whose output begins with 50. Its step draft is 51, 52, 53, 54."""
+        """Serve a request whose output begins with 50, and draft the tokens 51 to 54 for it."""
         self.submit(max_new_tokens=1)
         self.driver.run()
         self.driver.admit("a")

@@ -6,8 +6,9 @@ ms, and 22 ms with weights that are packed once.) So this module packs the weigh
 are the same except for their order.
 
 On a processor with AMX the compiled product (`cpu/native/dense.h`) reads bfloat16 weights as they
-are, without packing. Up to 32 rows it takes about two thirds of the time of oneDNN with packed
-weights, and the sums are in the same order for any number of rows.
+are, without packing. For few rows it is faster than oneDNN with packed weights, and from 64 rows on
+slower ("Decode passes and the memory" in docs/results.md). The sums are in the same order for any
+number of rows.
 """
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from sglang_qspec.cpu.native import native
 
 TILE_OUTPUTS, TILE_INPUTS = 16, 32
-"""A weight for the compiled product has multiples of these numbers of outputs and inputs."""
+"""`tiled_linear` takes a weight whose outputs and inputs are multiples of these numbers."""
 
 
 def takes_tiles(weight: Tensor) -> bool:
