@@ -272,19 +272,22 @@ def test_a_server_with_another_algorithm_has_no_placement_and_keeps_its_fraction
         stock = server(models, speculative_algorithm=None, speculative_draft_model_path=None)
         qspec = server(models, speculative_draft_model_path=None)
     assert environment.read() is None
-    # SGLang reserves at least 10 GiB for more running requests too.
-    assert stock.max_running_requests is None
-    assert qspec.max_running_requests == 48
+    assert stock.cuda_graph_config.decode.max_bs == qspec.cuda_graph_config.decode.max_bs
 
 
 @pytest.mark.parametrize("width", [None, 64])
-def test_wide_passes_run_as_many_requests_as_narrow_ones(
+def test_a_gpu_runs_as_many_requests_as_without_qspec_at_any_width(
     models: DemoModels, width: int | None
 ) -> None:
     with cuda():
         view = server(models, speculative_num_draft_tokens=width)
-        assert (view.max_running_requests, view.cuda_graph_config.decode.bs[-1]) == (48, 48)
+        assert (view.max_running_requests, view.cuda_graph_config.decode.bs[-1]) == (None, 256)
         assert server(models, max_running_requests=200).max_running_requests == 200
+
+
+def test_a_cpu_runs_48_requests_unless_told_otherwise(models: DemoModels) -> None:
+    assert server(models, device="cpu").max_running_requests == 48
+    assert server(models, device="cpu", max_running_requests=200).max_running_requests == 200
 
 
 def test_sglangs_overlap_scheduler_stays_on_unless_the_pipeline_is_halves(

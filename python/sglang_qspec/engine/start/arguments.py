@@ -24,9 +24,11 @@ DRAFT_TOKENS = {"cpu": 16, "cuda": 8}
 """Default of --speculative-num-draft-tokens by device, including the root: the maximum width of a
 pass."""
 
-RUNNING_REQUESTS = 48
-"""Default of --max-running-requests, as SGLang has it for NGRAM. `policy.PASS_ROWS` bounds the rows
-of a pass, so wide passes need no lower default."""
+RUNNING_REQUESTS = {"cpu": 48}
+"""Default of --max-running-requests by device. More rows make a pass on a CPU longer, so more
+running requests would give no more tokens per second, and requests that wait get drafts. On a GPU
+SGLang's own limit holds: the memory of the KV. `policy.PASS_ROWS` bounds the rows of a pass, so
+wide passes need no lower limit."""
 
 OVERLAPS = {"cuda"}
 """Devices on which SGLang's overlap scheduler stays on. On a CPU the host itself runs the passes,
@@ -67,8 +69,9 @@ def resolve_memory(server_args: Any, previous: Callable[[Any], None]) -> None:
     except QSpecError as error:
         refusal.refuse(error)
     given = view.mem_fraction_static is not None
-    if view.max_running_requests is None:
-        declare_resolution(server_args, "qspec", max_running_requests=RUNNING_REQUESTS)
+    most = RUNNING_REQUESTS.get(kind_of(view))
+    if view.max_running_requests is None and most is not None:
+        declare_resolution(server_args, "qspec", max_running_requests=most)
     previous(server_args)
     try:
         fraction = sidecar.reserve(view, config.from_environment(), given=given)
