@@ -141,6 +141,14 @@ def test_widths_without_room_are_left_out_and_plain_passes_come_first(
         assert target.running == ("own", 8)
 
 
+def test_graphs_of_flashinfer_need_more_room() -> None:
+    target = ModelRunner()
+    target.prefill_attention_backend_str = target.decode_attention_backend_str = "flashinfer"
+    # 10 MiB for each of 8 sizes, and buffers of 2 MiB at width 1 and 4 MiB at width 2.
+    captured(target, graph_memory=83)
+    assert target.translated == [(1, 1)]
+
+
 def test_what_was_captured_counts_against_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = iter([10.0, 10.0, 9.0, 9.0, 9.0])
     monkeypatch.setattr(pass_graphs, "get_available_gpu_memory", lambda *_, **__: next(free))

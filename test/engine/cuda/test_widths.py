@@ -57,3 +57,8 @@ def test_buffers_for_long_texts_count() -> None:
     assert mib["triton", 1] == 54
     assert mib["triton", 8] == 480
     assert mib["unknown", 8] == mib["triton", 8]
+
+
+def test_a_graph_of_flashinfer_also_keeps_a_plan() -> None:
+    assert widths.graph_bytes("fa3") == 2 << 20
+    assert widths.graph_bytes("flashinfer") == 10 << 20

@@ -168,7 +168,7 @@ class PassGraphs:
             head_dim=config.head_dim,
         )
         taken = widths.buffer_bytes(self._backend, shape, width)
-        return (taken + len(sizes) * widths.GRAPH_BYTES) / MIB
+        return (taken + len(sizes) * widths.graph_bytes(self._backend)) / MIB
 
     def _free_mib(self) -> float:
         """Free memory of the fullest GPU of the target, so that all ranks capture equal widths."""

@@ -16,6 +16,9 @@ MIDDLE = 3
 """Maximum number of widths between 1 and the widest that `auto` captures."""
 GRAPH_BYTES = 2 << 20
 """Memory of one CUDA graph, as SGLang reserves it for a batch size."""
+PLAN_BYTES = 8 << 20
+"""Memory of the plan that FlashInfer's wrapper keeps on the device. SGLang makes a wrapper for each
+graph."""
 
 
 def to_capture(setting: str, widest: int) -> tuple[int, ...]:
@@ -70,6 +73,11 @@ class Shape:
     """Elements of one head."""
     kv_splits: int = 8
     """Parts into which triton splits the KV of a request."""
+
+
+def graph_bytes(backend: str) -> int:
+    """Memory of one CUDA graph and of what a backend keeps for it alone, in bytes."""
+    return GRAPH_BYTES + (PLAN_BYTES if backend == "flashinfer" else 0)
 
 
 def buffer_bytes(backend: str, shape: Shape, width: int) -> int:
