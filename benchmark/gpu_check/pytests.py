@@ -16,7 +16,7 @@ from benchmark.gpu_check.outcome import Options, Steps
 
 KERNELS = (
     "test/verify/test_on_device.py",
-    "test/verify/test_gumbel_triton.py::test_the_kernel_draws_what_the_cpu_draws",
+    "test/verify/test_gumbel_triton.py::test_the_kernels_draw_what_the_cpu_draws",
     "test/verify/test_likeliest.py",
     "test/verify/test_penalties.py",
     "test/engine/passes/test_transfers.py",

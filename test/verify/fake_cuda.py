@@ -20,6 +20,12 @@ _MOVES = {
     torch.ops.aten._to_copy.default,
     torch.ops.aten.copy_.default,
 }
+_NO_KERNELS = {
+    *("alias", "as_strided", "detach", "expand", "select", "slice", "squeeze", "t", "transpose"),
+    *("unsqueeze", "view", "_unsafe_view"),
+    *("empty", "empty_like", "new_empty"),
+}
+"""Names of operators that make a view, or memory without values."""
 _INDEXING = {
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put_.default,
@@ -40,6 +46,8 @@ class Costs(TorchDispatchMode):
         """Bytes of each copy from the host to the device."""
         self.pinned = 0
         """Number of tensors that were pinned."""
+        self.kernels: list[str] = []
+        """Operators that run on the device. A composite of torch may run more than one kernel."""
         self._scalar = scalar
 
     def __torch_dispatch__(
@@ -61,6 +69,10 @@ class Costs(TorchDispatchMode):
         if func is torch.ops.aten.empty.memory_format and options.pop("pin_memory", False):
             self.pinned += 1
         result = func(*args, **options)
+        name = func._schema.name.removeprefix("aten::")
+        first = result[0] if isinstance(result, tuple) else result
+        if isinstance(first, Tensor) and first.is_cuda and name not in _NO_KERNELS:
+            self.kernels.append(name)
         if func in _INDEXING:
             places = [place for place in args[1] if isinstance(place, Tensor)]
             assert {place.device for place in places} <= {args[0].device}, f"{func} mixes devices"

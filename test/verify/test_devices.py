@@ -20,7 +20,7 @@ from sglang_qspec.verify.sample import (
     sample_probs,
     sample_targets,
 )
-from test.verify.fake_cuda import CUDA, fake_cuda
+from test.verify.fake_cuda import CUDA, Costs, fake_cuda
 
 ROWS, VOCAB = 6, 3000
 
@@ -50,21 +50,66 @@ def draws_of(filters: str, *, seeded: bool, near: bool, rank_limit: int | None) 
     )
 
 
+def launched(costs: Costs) -> int:
+    """Number of kernels. Behind the kernel of `gumbel_triton`, two choose among its parts."""
+    return len(costs.kernels) + 2 * sum("gumbel_argmax" in name for name in costs.kernels)
+
+
+def penalties_of(requests: int) -> BatchPenalties:
+    return BatchPenalties(
+        rows=numbers(requests),
+        frequency=floats(requests),
+        presence=floats(requests),
+        repetition=floats(requests),
+        min_new_tokens=numbers(requests),
+        stop_ids=numbers(requests, 1),
+        output_lens=numbers(requests),
+        output_ids=numbers(requests, 7),
+        output_counts=floats(requests, 7),
+    )
+
+
+def trees_of(requests: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, ancestors and rows of the nodes of a batch's trees."""
+    mask = torch.ones(requests, width, width, dtype=torch.bool, device=CUDA)
+    return numbers(requests, width), mask, numbers(requests, width)
+
+
 @pytest.mark.parametrize("rank_limit", [20, None])
 @pytest.mark.parametrize("filters", ["", "k", "p", "kpm"])
 @pytest.mark.parametrize(("seeded", "near"), list(itertools.product([False, True], repeat=2)))
-def test_draws_stay_on_the_device_and_wait_for_it_only_if_the_ranks_are_unknown(
+def test_draws_stay_on_the_device_and_do_not_wait_for_it(
     filters: str, seeded: bool, near: bool, rank_limit: int | None
 ) -> None:
-    # A filter without a limit asks whether the shortlist suffices.
-    asked = 0 if not filters or rank_limit else 1
-    for complete in (True, False):
-        with fake_cuda(scalar=complete) as costs:
-            draws = draws_of(filters, seeded=seeded, near=near, rank_limit=rank_limit)
-            drawn = sample_targets(floats(ROWS, VOCAB), floats(ROWS), draws)
-            assert (drawn.device, drawn.dtype, drawn.shape) == (CUDA, torch.int64, (ROWS,))
-        assert len(costs.synchronisations) == asked
-        assert not costs.uploads
+    with fake_cuda() as costs:
+        draws = draws_of(filters, seeded=seeded, near=near, rank_limit=rank_limit)
+        drawn = sample_targets(floats(ROWS, VOCAB), floats(ROWS), draws)
+        assert (drawn.device, drawn.dtype, drawn.shape) == (CUDA, torch.int64, (ROWS,))
+    assert not costs.synchronisations
+    assert not costs.uploads
+
+
+def test_a_sampled_pass_launches_few_kernels() -> None:
+    for filters, expected in (("", 6), ("p", 8), ("k", 11), ("kpm", 9)):
+        for rank_limit in (20, None):
+            with fake_cuda():
+                logits, temperatures = floats(ROWS, VOCAB), floats(ROWS)
+                draws = draws_of(filters, seeded=True, near=False, rank_limit=rank_limit)
+                with Costs() as costs:
+                    sample_targets(logits, temperatures, draws)
+            assert launched(costs) == expected, (filters, costs.kernels)
+
+
+def test_all_that_a_pass_may_ask_for_takes_at_most_40_kernels() -> None:
+    with fake_cuda():
+        logits, temperatures = floats(ROWS, VOCAB), floats(ROWS)
+        draws = draws_of("kpm", seeded=True, near=False, rank_limit=None)
+        penalties, rest = penalties_of(2), trees_of(2, 3)
+        with Costs() as costs:
+            penalize(logits, penalties, *rest)
+            sample_targets(logits, temperatures, draws)
+    assert launched(costs) <= 40, costs.kernels
+    assert not costs.synchronisations
 
 
 def test_no_draw_without_filters_waits_for_the_device() -> None:
@@ -85,19 +130,7 @@ def test_no_draw_without_filters_waits_for_the_device() -> None:
 
 def test_penalties_stay_on_the_device() -> None:
     with fake_cuda() as costs:
-        logits, mask = floats(12, VOCAB), torch.ones(3, 4, 4, dtype=torch.bool, device=CUDA)
-        penalties = BatchPenalties(
-            rows=numbers(2),
-            frequency=floats(2),
-            presence=floats(2),
-            repetition=floats(2),
-            min_new_tokens=numbers(2),
-            stop_ids=numbers(2, 1),
-            output_lens=numbers(2),
-            output_ids=numbers(2, 7),
-            output_counts=floats(2, 7),
-        )
-        penalize(logits, penalties, numbers(3, 4), mask, numbers(3, 4))
+        penalize(floats(12, VOCAB), penalties_of(2), *trees_of(3, 4))
     assert not costs.synchronisations
     assert not costs.uploads
 

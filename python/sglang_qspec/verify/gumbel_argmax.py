@@ -5,19 +5,21 @@ E = -log(u) for the hashed uniform number u of a column. As E >= 1 - u, the valu
 weight / (1 - u). A column where this bound is below the value of the likeliest column is not the
 arg max. The bound takes a few vectorised operations, and few columns remain that need a logarithm.
 
-`gumbel_argmax` is an operator of torch with one implementation for each kind of device: numpy on a
+Both functions are operators of torch with one implementation for each kind of device: numpy on a
 CPU, and one fused Triton kernel on a GPU (`gumbel_triton`).
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, where
 
+from sglang_qspec.verify.filters import any_filter, kept_ranks
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.seeded import hash_state
 
@@ -32,38 +34,102 @@ def gumbel_argmax(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     the same `seeds` and `positions` int [n]. All tensors are on one device.
     """
     drawn: Tensor = torch.ops.sglang_qspec.gumbel_argmax(
-        weights.float(), hash_state(seeds, positions), likeliest(weights)
+        weights.float(), _words64(seeds), positions.long(), likeliest(weights)
     )
     return drawn
 
 
-def _search_on_cpu(weights: Tensor, states: Tensor, guesses: Tensor) -> Tensor:
+class Ranking(NamedTuple):
+    """The largest weights of n rows, and the filters, which keep a beginning of the ranks."""
+
+    weights: Tensor
+    """float32 [n, R], in falling order."""
+    columns: Tensor
+    """int64 [n, R]"""
+    top_ks: Tensor
+    """int [n]: the number of columns or more keeps all."""
+    top_ps: Tensor
+    """float32 [n]"""
+    min_ps: Tensor
+    """float32 [n]"""
+
+
+def gumbel_argmax_kept(
+    weights: Tensor, ranking: Ranking, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    """Like `gumbel_argmax` among the columns that the filters keep: int64 [n].
+
+    Rows without a filter are drawn from `weights`. The ranks must include all that a filter keeps.
+    """
+    drawn: Tensor = torch.ops.sglang_qspec.gumbel_argmax_kept(
+        weights.float(), *ranking, _words64(seeds), positions.long()
+    )
+    return drawn
+
+
+def _words64(seeds: Tensor) -> Tensor:
+    return seeds.view(torch.int64) if seeds.dtype == torch.uint64 else seeds.long()
+
+
+def _search_on_cpu(weights: Tensor, seeds: Tensor, positions: Tensor, guesses: Tensor) -> Tensor:
     rows: NDArray[np.float32] = weights.numpy()
     search = _Search(rows.shape[1])
+    states = hash_state(seeds, positions).numpy().astype(np.uint32)
     columns = [
         search.run(row, state, guess)
-        for row, state, guess in zip(
-            rows, states.numpy().astype(np.uint32), guesses.tolist(), strict=True
-        )
+        for row, state, guess in zip(rows, states, guesses.tolist(), strict=True)
     ]
     return torch.tensor(columns, dtype=torch.int64)
 
 
-def _search_on_cuda(weights: Tensor, states: Tensor, guesses: Tensor) -> Tensor:
+def _search_kept_on_cpu(
+    weights: Tensor,
+    ranked: Tensor,
+    columns: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    kept = where(kept_ranks(ranked, top_ks, top_ps, min_ps), ranked, 0.0)
+    filtered = any_filter(weights.shape[1], top_ks, top_ps, min_ps)
+    among = torch.zeros_like(weights).scatter_(1, columns, kept)
+    among = where(filtered.unsqueeze(1), among, weights)
+    return _search_on_cpu(among, seeds, positions, columns[:, 0])
+
+
+def _search_on_cuda(weights: Tensor, seeds: Tensor, positions: Tensor, guesses: Tensor) -> Tensor:
     from sglang_qspec.verify import gumbel_triton  # needs Triton, which a CPU does not
 
-    return gumbel_triton.search(weights, states, guesses)
+    return gumbel_triton.search(weights, seeds, positions, guesses)
 
 
-def _shape(_weights: Tensor, _states: Tensor, guesses: Tensor) -> Tensor:
-    return torch.empty_like(guesses)
+def _search_kept_on_cuda(*given: Tensor) -> Tensor:
+    from sglang_qspec.verify import gumbel_triton  # needs Triton, which a CPU does not
+
+    return gumbel_triton.search_kept(*given)
+
+
+def _shape(weights: Tensor, *_: Tensor) -> Tensor:
+    return torch.empty(len(weights), dtype=torch.int64, device=weights.device)
 
 
 _LIBRARY = torch.library.Library("sglang_qspec", "DEF")
-_LIBRARY.define("gumbel_argmax(Tensor weights, Tensor states, Tensor guesses) -> Tensor")
-_LIBRARY.impl("gumbel_argmax", _search_on_cpu, "CPU")
-_LIBRARY.impl("gumbel_argmax", _search_on_cuda, "CUDA")
-torch.library.register_fake("sglang_qspec::gumbel_argmax", _shape, lib=_LIBRARY)
+_LIBRARY.define(
+    "gumbel_argmax(Tensor weights, Tensor seeds, Tensor positions, Tensor guesses) -> Tensor"
+)
+_LIBRARY.define(
+    "gumbel_argmax_kept(Tensor weights, Tensor ranked, Tensor columns, Tensor top_ks, "
+    "Tensor top_ps, Tensor min_ps, Tensor seeds, Tensor positions) -> Tensor"
+)
+for _name, _on_cpu, _on_cuda in (
+    ("gumbel_argmax", _search_on_cpu, _search_on_cuda),
+    ("gumbel_argmax_kept", _search_kept_on_cpu, _search_kept_on_cuda),
+):
+    _LIBRARY.impl(_name, _on_cpu, "CPU")
+    _LIBRARY.impl(_name, _on_cuda, "CUDA")
+    torch.library.register_fake(f"sglang_qspec::{_name}", _shape, lib=_LIBRARY)
 
 
 class _Search:

@@ -1,7 +1,7 @@
 """Draws the target's token at every node of the draft trees.
 
-All tensors are on one device. On a GPU the host waits for the device at most once, to learn whether
-the filters need more than a shortlist of tokens. With `Draws.rank_limit` it does not wait.
+All tensors are on one device. The host reads no value from a GPU: if the filters may need more than
+a shortlist of tokens there, the whole vocabulary is ranked.
 
 The filters are SGLang's, in its order: temperature, softmax, top-k, top-p without renormalising in
 between, then min-p relative to the likeliest token. The draws have the target's distribution, so
@@ -15,14 +15,16 @@ drafter-invariant speculative decoding" (arXiv:2408.07978).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, where
 
-from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
-from sglang_qspec.verify.inverse import draw_columns
+from sglang_qspec.verify import rows as picking
+from sglang_qspec.verify.filters import any_filter, kept_ranks
+from sglang_qspec.verify.gumbel_argmax import Ranking, gumbel_argmax, gumbel_argmax_kept
+from sglang_qspec.verify.inverse import draw_columns, random_seeds
 from sglang_qspec.verify.likeliest import likeliest
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from sglang_qspec.verify.rows import Rows, fill
@@ -110,60 +112,98 @@ def sample_probs(probs: Tensor, draws: Draws) -> Tensor:
     Noise is hashed by token id, so that equal seeds draw alike from similar distributions. (If any
     row has a filter, SGLang hashes by rank.)
     """
+    if not picking.picks(probs):
+        return _sample_all(probs, draws)
     filtered = _filtered(probs, draws)
     near = None if draws.proposals is None else draws.proposals.known
     taken = [mask for mask in (filtered, near) if mask is not None]
     if not taken:
         return _draw(probs, draws)
 
-    shared: list[tuple[Tensor, Tensor]] = []
-
-    def left(rows: Rows) -> tuple[Tensor, Tensor]:
-        if not isinstance(rows, slice):
-            return _left(probs[rows], draws.of(rows))
-        if not shared:  # both ways of drawing may need the ranks of all rows
-            shared.append(_left(probs, draws))
-        return shared[0]
+    def draw_left(rows: Rows) -> Tensor:
+        return _draw_left(*_left(probs[rows], draws.of(rows)), probs.shape[1], draws.of(rows))
 
     def draw_near(rows: Rows) -> Tensor:
-        if isinstance(rows, slice):
-            distribution = _distributions(probs, draws, left)
-        else:
-            distribution = distributions(probs[rows], draws.of(rows))
         assert draws.proposals is not None
-        return sample_near(distribution, draws.proposals.of(rows))
+        return sample_near(distributions(probs[rows], draws.of(rows)), draws.proposals.of(rows))
 
     drawn = torch.zeros(len(probs), dtype=torch.int64, device=probs.device)
     drawn = fill(drawn, ~torch.stack(taken).any(0), lambda rows: _draw(probs[rows], draws.of(rows)))
     if filtered is not None:
-        drawn = fill(
-            drawn,
-            filtered if near is None else filtered & ~near,
-            lambda rows: _draw_left(*left(rows), probs.shape[1], draws.of(rows)),
-        )
+        drawn = fill(drawn, filtered if near is None else filtered & ~near, draw_left)
     if near is not None:
         drawn = fill(drawn, near, draw_near)
     return drawn
 
 
+def _sample_all(probs: Tensor, draws: Draws) -> Tensor:
+    """`sample_probs` for devices that treat all rows alike: no value of the device is read."""
+    if draws.seeds is None or draws.positions is None:
+        seeds, positions = random_seeds(probs)
+    else:
+        seeds, positions = draws.seeds, draws.positions
+    ranking = _ranking(probs, draws)
+    if ranking is None:
+        drawn = gumbel_argmax(probs, seeds, positions)
+    else:
+        drawn = gumbel_argmax_kept(probs, ranking, seeds, positions)
+    if draws.proposals is None:
+        return drawn
+    near = sample_near(_renormalised(probs, ranking), draws.proposals)
+    return where(draws.proposals.known, near, drawn)
+
+
 def distributions(probs: Tensor, draws: Draws) -> Tensor:
     """`probs` [N, V] after the filters, renormalised: float [N, V]."""
-    return _distributions(probs, draws, lambda rows: _left(probs[rows], draws.of(rows)))
-
-
-def _distributions(
-    probs: Tensor, draws: Draws, left: Callable[[Rows], tuple[Tensor, Tensor]]
-) -> Tensor:
+    if not picking.picks(probs):
+        return _renormalised(probs, _ranking(probs, draws))
     filtered = _filtered(probs, draws)
     if filtered is None:
         return probs
 
     def renormalised(rows: Rows) -> Tensor:
-        tokens, kept = left(rows)
+        tokens, kept = _left(probs[rows], draws.of(rows))
         kept = kept / kept.sum(1, keepdim=True)
         return torch.zeros_like(probs[rows]).scatter_(1, tokens, kept)
 
     return fill(probs, filtered, renormalised)
+
+
+def _renormalised(probs: Tensor, ranking: Ranking | None) -> Tensor:
+    """`distributions` of all rows alike, with their ranking; None if no row has a filter."""
+    if ranking is None:
+        return probs
+    ranked, columns, *filters = ranking
+    kept = where(kept_ranks(ranked, *filters), ranked, 0.0)
+    kept = kept / kept.sum(1, keepdim=True)
+    filtered = any_filter(probs.shape[1], *filters)
+    return where(filtered.unsqueeze(1), torch.zeros_like(probs).scatter_(1, columns, kept), probs)
+
+
+def _ranking(probs: Tensor, draws: Draws) -> Ranking | None:
+    """The ranks that the filters may keep, without a look at the values; None without filters."""
+    filters = draws.top_ks, draws.top_ps, draws.min_ps
+    if all(values is None for values in filters):
+        return None
+    rows, vocab = probs.shape
+    limit = ALL_RANKS if draws.rank_limit is None else draws.rank_limit
+    if limit <= _SHORTLIST:
+        ranked, columns = probs.topk(min(limit, vocab), dim=-1)
+    else:
+        ranked, columns = probs.sort(dim=-1, descending=True)
+
+    def given(values: Tensor | None, without: float, dtype: torch.dtype) -> Tensor:
+        if values is not None:
+            return values
+        return torch.full((rows,), without, dtype=dtype, device=probs.device)
+
+    return Ranking(
+        ranked,
+        columns,
+        given(draws.top_ks, ALL_RANKS, torch.int32),
+        given(draws.top_ps, 1.0, torch.float32),
+        given(draws.min_ps, 0.0, torch.float32),
+    )
 
 
 def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
@@ -174,7 +214,7 @@ def likeliest_left(probs: Tensor, draws: Draws, count: int) -> tuple[Tensor, Ten
     """
     # Each filter keeps a prefix of the ranking, and later tokens do not change this prefix.
     ranked, tokens = probs.topk(min(count, probs.shape[1]), dim=-1)
-    return tokens, _filter(ranked, draws)[0]
+    return tokens, where(_keep(ranked, draws), ranked, 0.0)
 
 
 def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -183,13 +223,10 @@ def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
 
 def _filtered(probs: Tensor, draws: Draws) -> Tensor | None:
     """Whether any filter may drop tokens of the row: bool [N]; None if no row has a filter."""
-    filters = [
-        None if draws.top_ks is None else draws.top_ks < probs.shape[1],
-        None if draws.top_ps is None else draws.top_ps < 1,
-        None if draws.min_ps is None else draws.min_ps > 0,
-    ]
-    given = [rows for rows in filters if rows is not None]
-    return torch.stack(given).any(0) if given else None
+    filters = draws.top_ks, draws.top_ps, draws.min_ps
+    if all(values is None for values in filters):
+        return None
+    return any_filter(probs.shape[1], *filters)
 
 
 def _draw_left(tokens: Tensor, kept: Tensor, vocab: int, draws: Draws) -> Tensor:
@@ -208,47 +245,21 @@ def _draw_left(tokens: Tensor, kept: Tensor, vocab: int, draws: Draws) -> Tensor
 def _left(probs: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Return the ranked token ids [N, R] of each row, and their weights [N, R] after the filters.
 
-    R is at most `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens. Rows
-    without a filter may lose tokens.
+    R is at most `_SHORTLIST`, or the size of the vocabulary if the filters keep more tokens. Each
+    row has a filter.
     """
     vocab = probs.shape[1]
     limit = _SHORTLIST + 1 if draws.rank_limit is None else draws.rank_limit
-    limited = limit <= _SHORTLIST
     ranked, tokens = probs.topk(min(limit, _SHORTLIST, vocab), dim=-1)
-    kept, beyond = _filter(ranked, draws)
-    if limited or ranked.shape[1] == vocab:
-        return tokens, kept
-    filtered = _filtered(probs, draws)
-    complete = beyond if filtered is None else beyond | ~filtered
-    if not complete.all():
+    kept = _keep(ranked, draws)
+    if limit > _SHORTLIST and vocab > _SHORTLIST and kept[:, -1].any():
         ranked, tokens = probs.sort(dim=-1, descending=True)
-        kept, _ = _filter(ranked, draws)
-    return tokens, kept
+        kept = _keep(ranked, draws)
+    return tokens, where(kept, ranked, 0.0)
 
 
-def _filter(ranked: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """Set dropped tokens of `ranked` [N, R] to 0; each row is in falling order.
-
-    Also returns whether the filters of a row drop all tokens beyond the R ranks: bool [N].
-    """
-    ranks = torch.arange(ranked.shape[1], device=ranked.device)
-    dropped = torch.zeros_like(ranked, dtype=torch.bool)
-    beyond = torch.zeros(len(ranked), dtype=torch.bool, device=ranked.device)
-    if draws.top_ks is not None:
-        dropped |= ranks >= draws.top_ks.view(-1, 1)
-        beyond |= draws.top_ks <= ranked.shape[1]
-    kept = ranked.masked_fill(dropped, 0.0)
-    if draws.top_ps is not None:
-        mass = kept.cumsum(-1)
-        dropped |= mass - kept > draws.top_ps.view(-1, 1)
-        beyond |= mass[:, -1] > draws.top_ps
-        kept = ranked.masked_fill(dropped, 0.0)
-    if draws.min_ps is not None:
-        floor = kept[:, :1] * draws.min_ps.view(-1, 1)
-        dropped |= kept < floor
-        beyond |= ranked[:, -1] < floor.squeeze(1)
-        kept = ranked.masked_fill(dropped, 0.0)
-    return kept, beyond
+def _keep(ranked: Tensor, draws: Draws) -> Tensor:
+    return kept_ranks(ranked, draws.top_ks, draws.top_ps, draws.min_ps)
 
 
 def _draw(weights: Tensor, draws: Draws) -> Tensor:

@@ -65,7 +65,10 @@ def test_a_broken_kernel_is_named(tmp_path: Path) -> None:
     kernel.unlink()
     kernel.write_text(source.replace("0xE6546B64", "0xE6546B65"))
     status, record = run("kernels", "--output", str(tmp_path / "out"), package=package)
-    assert record["failed"] == ["kernels.test_the_kernel_draws_what_the_cpu_draws"]
+    assert record["failed"] == [
+        f"kernels.test_the_kernels_draw_what_the_cpu_draws[{kernel}]"
+        for kernel in ("all", "filtered")
+    ]
     assert status == 1
 
 
