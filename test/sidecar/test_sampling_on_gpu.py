@@ -14,7 +14,6 @@ import torch
 from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
 from sglang_qspec.sidecar import sampling
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling
-from sglang_qspec.verify.sample import Draws
 from test.verify.fake_cuda import fake_cuda
 
 VOCAB = 128_000
@@ -40,26 +39,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
         found.sizes.append(values.numel() * values.element_size())
         return np.ones(tuple(values.shape), dtype=np.dtype(str(values.dtype)[len("torch.") :]))
 
-    def sample_targets(
-        logits: torch.Tensor, temperatures: torch.Tensor, draws: Draws
-    ) -> torch.Tensor:
-        given = (temperatures, draws.top_ks, draws.top_ps, draws.min_ps)
-        for values in (logits, *given, draws.seeds, draws.positions):
-            assert values is not None
-            assert values.is_cuda
-            assert len(values) == len(logits)
-        return logits.argmax(-1)
-
-    def likeliest_left(probs: torch.Tensor, draws: Draws, count: int) -> tuple[Any, Any]:
-        for values in (probs, draws.top_ks, draws.top_ps, draws.min_ps):
-            assert values is not None
-            assert values.is_cuda
-        weights, token_ids = probs.topk(count, dim=-1)
-        return token_ids, weights
-
     monkeypatch.setattr(sampling, "_on_host", on_host)
-    monkeypatch.setattr(sampling, "sample_targets", sample_targets)
-    monkeypatch.setattr(sampling, "likeliest_left", likeliest_left)
     with fake_cuda() as costs:
         yield found
         assert not costs.synchronisations

@@ -28,7 +28,13 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_qspec.messages import MAX_CANDIDATES, Candidates, SeededSampling
-from sglang_qspec.verify.sample import Draws, likeliest_left, rank_limit_of, sample_targets
+from sglang_qspec.verify.sample import (
+    ALL_RANKS,
+    Draws,
+    likeliest_left,
+    rank_limit_of,
+    sample_targets,
+)
 
 BLOCK = 64
 """Number of tokens in a block."""
@@ -232,11 +238,17 @@ def _draw_from(
 
 
 def _filters(seeded: list[SeededSampling], logits: torch.Tensor) -> Draws:
-    """The filters of each row, on the device of `logits`."""
+    """The filters of each row, on the device of `logits`; None for one that no row has."""
+
+    def column(name: str, without: float, dtype: torch.dtype) -> torch.Tensor | None:
+        if all(getattr(each, name) == without for each in seeded):
+            return None
+        return _put(_column(seeded, name, dtype), logits)
+
     return Draws(
-        _put(_column(seeded, "top_k", torch.int64), logits),
-        _put(_column(seeded, "top_p", torch.float32), logits),
-        _put(_column(seeded, "min_p", torch.float32), logits),
+        column("top_k", ALL_RANKS, torch.int32),
+        column("top_p", 1.0, torch.float32),
+        column("min_p", 0.0, torch.float32),
         rank_limit=rank_limit_of(seeded),
     )
 

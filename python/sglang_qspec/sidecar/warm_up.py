@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sglang_qspec.errors import DraftModelError
+from sglang_qspec.messages import SeededSampling
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.sampling import GREEDY, choose
 
@@ -23,6 +24,12 @@ MOST_S = 2.0
 """Seconds after which no further size begins."""
 FIRST, SECOND = 0, 1
 """Token ids that the passes read; every vocabulary has them."""
+SAMPLINGS = (
+    GREEDY,
+    SeededSampling(seed=0, temperature=1.0),
+    SeededSampling(seed=0, temperature=1.0, top_k=2),
+)
+"""Samplings that need kernels of their own."""
 
 
 def step_seconds(
@@ -61,7 +68,9 @@ def _fastest(model: DraftKV, count: int, clock: Callable[[], float]) -> float:
     none = [0] * count
     seconds: list[float] = []
     try:
-        model.extend(rows, [[FIRST]] * count)
+        logits = model.extend(rows, [[FIRST]] * count)
+        for sampling in SAMPLINGS:
+            choose(logits, [sampling] * count, none, none)
         for _ in range(TIMED + 1):
             began = clock()
             choose(model.step(rows, [SECOND] * count), [GREEDY] * count, none, none)

@@ -34,6 +34,7 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary import failsafe, installed
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
+from sglang_qspec.engine.cuda.warm_up import compile_kernels
 from sglang_qspec.engine.passes import prefill_tokens
 from sglang_qspec.engine.passes.launch import batch_split, tree_attention
 from sglang_qspec.engine.passes.launch.verify_input import (
@@ -109,8 +110,12 @@ class QSpecWorker(BaseSpecWorker):
         """Does nothing: the target's memory is all that there is."""
 
     def init_cuda_graphs(self) -> None:
-        """Capture the graphs of further widths. SGLang has already captured its own graphs."""
+        """Capture the graphs of further widths, and compile the kernels of passes with drafts.
+
+        SGLang has already captured its own graphs.
+        """
         self._graphs.capture()
+        compile_kernels(self._target_worker.model_runner, self._device)
 
     def clear_cache_pool(self) -> None:
         """Drop all drafts. SGLang calls this for /flush_cache and after weight updates."""
