@@ -17,7 +17,7 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 # A part imports only from its own layer and those before it.
 LAYERS = (
     {"config", "controls", "draft_source", "errors", "guess_tags", "messages", "seeds", "values"},
-    {"trie", "link", "verify"},
+    {"trie", "link", "verify", "transfers"},
     {"policy", "cpu"},
     {"sidecar"},
     {"engine"},
@@ -45,7 +45,6 @@ ENGINE = (
     "plugin",
 )
 PASSES = (
-    "transfers",
     "outcome",
     "request_record",
     "outputs",
@@ -248,7 +247,7 @@ DEVICE_HOMES = (
     "cpu/",
     "engine/cpu/",
     "engine/cuda/",
-    "engine/passes/transfers.py",
+    "transfers.py",
     "engine/passes/launch/tree_attention.py",
     "verify/gumbel_argmax.py",
     "verify/inverse.py",

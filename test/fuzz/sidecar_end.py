@@ -27,6 +27,7 @@ from sglang_qspec.messages import (
     max_to_sidecar_bytes,
 )
 from sglang_qspec.sidecar.drafter import Drafter
+from sglang_qspec.sidecar.kv_rows import NewSlots
 from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Record
@@ -54,11 +55,9 @@ def script(sequence: tuple[int, ...]) -> int:
 class Model(ScriptedModel):
     """A scripted model that refuses token ids outside its embedding."""
 
-    def _say(
-        self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]
-    ) -> torch.Tensor:
+    def _say(self, rows: Sequence[int], added: NewSlots, token_ids: Sequence[int]) -> torch.Tensor:
         assert all(0 <= token < VOCAB for token in token_ids), "a token id that does not exist"
-        return super()._say(rows, slots, token_ids)
+        return super()._say(rows, added, token_ids)
 
 
 class WatchedDrafter(Drafter):
@@ -307,8 +306,7 @@ class SidecarEnd:
                 for row in rows:
                     if row is None:
                         continue
-                    table, length = self._model.rows.table, self._model.rows.length(row)
-                    for slot in table[row, :length].tolist():
+                    for slot in self._model.rows.slots(row).tolist():
                         assert owners.setdefault(slot, owner) == owner, "KV is shared"
 
 

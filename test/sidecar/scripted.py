@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from sglang_qspec.errors import DraftModelError
-from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.sidecar.kv_rows import KVRows, NewSlots
 
 Script = Callable[[tuple[int, ...]], int]
 """The token that follows a sequence."""
@@ -16,25 +17,6 @@ Script = Callable[[tuple[int, ...]], int]
 def count_on(sequence: tuple[int, ...]) -> int:
     """The script that counts up: 5, 6, 7, ..."""
     return sequence[-1] + 1
-
-
-class SlotList:
-    """A `KVPool` without memory."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._free = list(range(size, 0, -1))
-
-    def alloc(self, need_size: int) -> torch.Tensor | None:
-        if need_size > len(self._free):
-            return None
-        return torch.tensor([self._free.pop() for _ in range(need_size)], dtype=torch.int64)
-
-    def free(self, free_index: torch.Tensor) -> None:
-        self._free += free_index.tolist()
-
-    def available_size(self) -> int:
-        return len(self._free)
 
 
 class ScriptedModel:
@@ -64,7 +46,7 @@ class ScriptedModel:
         self.failures: list[Exception] = []
         """Exceptions that the next passes raise, one each."""
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
-        self.rows = KVRows(table, context_len, SlotList(tokens))
+        self.rows = KVRows(table, context_len, np.arange(1, tokens + 1))
         self._told: dict[int, int] = {}  # the token id in each slot
 
     @property
@@ -74,18 +56,16 @@ class ScriptedModel:
 
     def sequence(self, row: int) -> tuple[int, ...]:
         """The token ids in the row's KV."""
-        slots = self.rows.table[row, : self.rows.length(row)].tolist()
-        return tuple(self._told[slot] for slot in slots)
+        return tuple(self._told[slot] for slot in self.rows.slots(row).tolist())
 
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         self._note("extend", rows, sum(map(len, token_ids)))
-        slots = self.rows.append(rows, [len(part) for part in token_ids])
-        return self._say(rows, slots, [token for part in token_ids for token in part])
+        added = self.rows.append(rows, [len(part) for part in token_ids])
+        return self._say(rows, added, [token for part in token_ids for token in part])
 
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
         self._note("step", rows, len(token_ids))
-        slots, _ = self.rows.append_one(rows)
-        return self._say(rows, slots, token_ids)
+        return self._say(rows, self.rows.append(rows, [1] * len(rows)), token_ids)
 
     def _note(self, verb: str, rows: Sequence[int], tokens: int) -> None:
         if self.failures:
@@ -95,10 +75,8 @@ class ScriptedModel:
         self.passes.append((verb, len(rows), tokens))
         self.on_pass(tokens)
 
-    def _say(
-        self, rows: Sequence[int], slots: torch.Tensor, token_ids: Sequence[int]
-    ) -> torch.Tensor:
-        self._told.update(zip(slots.tolist(), token_ids, strict=True))
+    def _say(self, rows: Sequence[int], added: NewSlots, token_ids: Sequence[int]) -> torch.Tensor:
+        self._told.update(zip(added.slots.tolist(), token_ids, strict=True))
         logits = torch.zeros(len(rows), self.vocab_size)
         for place, row in enumerate(rows):
             logits[place, self.script(self.sequence(row))] = self.certainty

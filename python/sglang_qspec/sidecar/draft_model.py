@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sglang_qspec.cpu.native import use_for_drafts
@@ -17,6 +18,7 @@ from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens
 from sglang_qspec.sidecar.memory import release_unused
+from sglang_qspec.transfers import to_device
 
 
 class DraftModel:
@@ -46,7 +48,8 @@ class DraftModel:
         self._runner = runner
         self._options = options
         self._device = torch.device(runner.device)
-        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), allocator)
+        slots = allocator.alloc(allocator.available_size()).cpu().numpy()
+        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), slots)
 
     @property
     def vocab_size(self) -> int:
@@ -100,62 +103,64 @@ class DraftModel:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        slots, host_positions = self.rows.append_one(rows)
-        host_rows = torch.tensor(rows)
-        host_lengths = host_positions + 1
-        lengths = host_lengths.to(self._device, non_blocking=True)
+        added = self.rows.append(rows, [1] * len(rows))
+        host_lengths = added.positions + 1
+        own, positions, slots, lengths, tokens = to_device(
+            self._device, *added, host_lengths, np.array(token_ids, np.int64)
+        )
+        self.rows.place(own, positions, slots)
         return self._forward(
             forward_mode=_modes().DECODE,
             batch_size=len(rows),
-            input_ids=self._on_device(token_ids),
-            req_pool_indices=host_rows.to(self._device, non_blocking=True),
-            req_pool_indices_cpu=host_rows,
+            input_ids=tokens,
+            req_pool_indices=own,
+            req_pool_indices_cpu=torch.from_numpy(added.rows),
             seq_lens=lengths,
-            seq_lens_cpu=host_lengths,
+            seq_lens_cpu=torch.from_numpy(host_lengths),
             seq_lens_sum=int(host_lengths.sum()),
             orig_seq_lens=lengths,
             out_cache_loc=slots,
-            positions=lengths - 1,
+            positions=positions,
         )
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
-        counts = [len(part) for part in token_ids]
-        host_rows = torch.tensor(rows)
-        prefixes = torch.tensor([self.rows.length(row) for row in rows])
-        slots = self.rows.append(rows, counts)
-        host_lengths = prefixes + torch.tensor(counts)
-        lengths = host_lengths.to(self._device, non_blocking=True)
-        positions = torch.cat(
-            [
-                torch.arange(prefix, prefix + count)
-                for prefix, count in zip(prefixes.tolist(), counts, strict=True)
-            ]
+        host_rows = np.array(rows, np.int64)
+        host_counts = np.array([len(part) for part in token_ids], np.int64)
+        host_prefixes = np.array([self.rows.length(row) for row in rows], np.int64)
+        host_lengths = host_prefixes + host_counts
+        added = self.rows.append(rows, host_counts.tolist())
+        at, positions, slots, tokens, own, lengths, counts, prefixes, starts = to_device(
+            self._device,
+            *added,
+            np.concatenate([np.array(part, np.int64) for part in token_ids]),
+            host_rows,
+            host_lengths,
+            host_counts.astype(np.int32),
+            host_prefixes.astype(np.int32),
+            (host_counts.cumsum() - host_counts).astype(np.int32),
         )
-        starts = torch.tensor([0, *counts[:-1]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        self.rows.place(at, positions, slots)
         return self._forward(
             forward_mode=_modes().EXTEND,
             batch_size=len(rows),
-            input_ids=self._on_device([token for part in token_ids for token in part]),
-            req_pool_indices=host_rows.to(self._device, non_blocking=True),
-            req_pool_indices_cpu=host_rows,
+            input_ids=tokens,
+            req_pool_indices=own,
+            req_pool_indices_cpu=torch.from_numpy(host_rows),
             seq_lens=lengths,
-            seq_lens_cpu=host_lengths,
+            seq_lens_cpu=torch.from_numpy(host_lengths),
             seq_lens_sum=int(host_lengths.sum()),
             orig_seq_lens=lengths,
             out_cache_loc=slots,
-            positions=positions.to(self._device, non_blocking=True),
-            extend_num_tokens=sum(counts),
-            extend_seq_lens=torch.tensor(counts, dtype=torch.int32).to(self._device),
-            extend_seq_lens_cpu=counts,
-            extend_prefix_lens=prefixes.int().to(self._device),
-            extend_prefix_lens_cpu=prefixes.tolist(),
-            extend_start_loc=starts.to(self._device),
-            extend_logprob_start_lens_cpu=counts,
+            positions=positions,
+            extend_num_tokens=len(slots),
+            extend_seq_lens=counts,
+            extend_seq_lens_cpu=host_counts.tolist(),
+            extend_prefix_lens=prefixes,
+            extend_prefix_lens_cpu=host_prefixes.tolist(),
+            extend_start_loc=starts,
+            extend_logprob_start_lens_cpu=host_counts.tolist(),
         )
-
-    def _on_device(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def _forward(self, **fields: Any) -> torch.Tensor:
         """Run a forward pass; return each row's last logits, float [rows, vocab_size]."""

@@ -16,7 +16,7 @@ from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared
+from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared, rows_of
 from sglang_qspec.sidecar.text import Completion, Kind, Text
 
 FLUSH_TOKENS = 4
@@ -140,8 +140,9 @@ class PassRunner:
             rows.append(completion.row)
             parts.append(part)
         logits = self._model.extend(rows, parts)
-        for place, completion in complete:
-            self._grow([completion], logits[place : place + 1])
+        if complete:
+            places = [place for place, _ in complete]
+            self._grow([completion for _, completion in complete], rows_of(logits, places))
 
     def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
         """Append a token to each completion, from the `logits` after its last token.

@@ -136,7 +136,7 @@ def choose(
         rows += seeded
         picked.append(
             _draw_seeded(
-                _rows(logits, list(seeded)),
+                rows_of(logits, list(seeded)),
                 list(seeded.values()),
                 [positions[i] for i in seeded],
             )
@@ -147,7 +147,7 @@ def choose(
             tokens[i] = token
     candidates: dict[int, Candidates] = {}
     if rejection:
-        draws = _draw_candidates(_rows(logits, list(rejection)), list(rejection.values()))
+        draws = _draw_candidates(rows_of(logits, list(rejection)), list(rejection.values()))
         for i, (token, candidates[i]) in zip(rejection, draws, strict=True):
             tokens[i] = token
     return Choices(tokens, candidates)
@@ -171,7 +171,7 @@ def choose_shared(
     candidates: dict[int, Candidates] = {}
     for size, rows in rows_by_size.items():  # more than one only for servers of several targets
         chosen = choose(
-            _rows(logits, rows)[:, :size],
+            rows_of(logits, rows)[:, :size],
             [samplings[row] for row in rows],
             [seeds[row] for row in rows],
             [positions[row] for row in rows],
@@ -182,7 +182,7 @@ def choose_shared(
     return Choices(tokens, candidates)
 
 
-def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+def rows_of(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The given rows of `logits`, float [len(rows), vocab]; all of them without a copy."""
     return logits if rows == list(range(len(logits))) else logits[_put(torch.tensor(rows), logits)]
 

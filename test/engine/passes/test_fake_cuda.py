@@ -21,10 +21,11 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sglang_qspec import transfers
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
-from sglang_qspec.engine.passes import tracing, transfers, worker
+from sglang_qspec.engine.passes import tracing, worker
 from sglang_qspec.engine.passes.launch.prefill import _drafts_of, with_drafts
 from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of

@@ -18,8 +18,8 @@ from torch.nn.functional import pad
 from sglang_qspec.cpu import kernels as on_cpu
 from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
 from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.transfers import to_device
 from sglang_qspec.trie import DraftTrees
-from test.sidecar.scripted import SlotList
 from test.trees import random_tree
 
 WIDTHS = (1, 2, 8, 13)
@@ -139,28 +139,20 @@ def test_the_rows_of_the_sidecars_kv_hold_the_slots_that_they_hold_on_the_cpu(
     assert torch.equal(grown(CPU), grown(device))
 
 
-class SlotsOn(SlotList):
-    """A KV pool on the device."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        super().__init__(size)
-        self._device = device
-
-    def alloc(self, need_size: int) -> Tensor | None:
-        found = super().alloc(need_size)
-        return None if found is None else found.to(self._device)
-
-
 def grown(device: torch.device) -> Tensor:
     """The table of rows after some operations, on the CPU."""
     table = torch.zeros(9, 40, dtype=torch.int32, device=device)
-    rows = KVRows(table, 40, SlotsOn(199, device))
+    rows = KVRows(table, 40, np.arange(1, 200))
+
+    def append(counts: dict[int, int]) -> None:
+        rows.place(*to_device(device, *rows.append(list(counts), list(counts.values()))))
+
     first, second = rows.open(), rows.open()
-    rows.append([first, second], [12, 7])
+    append({first: 12, second: 7})
     third = rows.fork(first, 9)
-    rows.append_one([first, second, third])
+    append({first: 1, second: 1, third: 1})
     rows.truncate(first, 5)
     rows.close(second)
-    rows.append([third], [4])
+    append({third: 4})
     rows.check_integrity()
     return torch.stack([table[row].cpu() for row in (first, third)])

@@ -30,7 +30,7 @@ from sglang_qspec.engine.passes.sample.penalties import read_outputs
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.engine.passes.sample.seeds import seeded_draws
 from sglang_qspec.engine.passes.target_pass import Pass
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec.transfers import to_device
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:

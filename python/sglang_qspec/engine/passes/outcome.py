@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_qspec.engine.passes.transfers import HostCopy
+from sglang_qspec.transfers import HostCopy
 
 
 class Outcome(NamedTuple):

@@ -13,7 +13,7 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from sglang_qspec.engine.passes.launch.relay import carried
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec.transfers import to_device
 
 
 def can_split(batch: ScheduleBatch) -> bool:

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput, verify_input_of
 from sglang_qspec.engine.passes.outputs import last_ids_of, outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.transfers import host_waits, to_device
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.policy import PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
+from sglang_qspec.transfers import host_waits, to_device
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch

@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_exec
 
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes.launch.prefill import can_verify
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec.transfers import to_device
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch

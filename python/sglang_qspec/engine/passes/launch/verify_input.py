@@ -20,7 +20,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec.transfers import to_device
 from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:

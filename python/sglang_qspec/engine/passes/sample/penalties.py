@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_qspec.engine.passes.outputs import output_of
 from sglang_qspec.engine.passes.sample.output_counts import OutputCounts
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec.transfers import to_device
 from sglang_qspec.verify.penalties import BatchPenalties, Penalty, penalize
 
 if TYPE_CHECKING:

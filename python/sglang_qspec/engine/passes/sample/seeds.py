@@ -24,8 +24,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_qspec.engine.passes.request_record import record_of
-from sglang_qspec.engine.passes.transfers import to_device
 from sglang_qspec.messages import SeededSampling
+from sglang_qspec.transfers import to_device
 from sglang_qspec.verify.rejection import Proposals
 from sglang_qspec.verify.sample import Draws, rank_limit_of, sample_probs
 

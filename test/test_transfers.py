@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_qspec.engine.passes import transfers
-from sglang_qspec.engine.passes.transfers import to_device
+from sglang_qspec import transfers
+from sglang_qspec.transfers import to_device
 from test.verify.fake_cuda import CUDA, fake_cuda
 
 ARRAYS = (

@@ -1,0 +1,64 @@
+"""Lets a server on a CPU pass as a GPU server does, through a second plugin.
+
+- Verify passes have one width, 8 at most by default, and replay graphs of a captured width and
+  batch size (`called_graphs`).
+- SGLang's overlap scheduler is on.
+- Sampling computes all rows and all branches alike, and ranks the whole vocabulary where filters
+  may need it.
+- The sidecar runs all kinds of work in one pass.
+
+A CPU cannot show what work on the device and on the host overlaps in time, the kernels of a GPU,
+masks over prefixes, and pinned copies. Prefills have no graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+GPU_SHAPE = """
+    from test.engine import gpu_shape
+
+    gpu_shape.install()
+"""
+"""Lines for the end of a plugin's function `load`."""
+BATCHES = (1, 2, 4)
+"""Batch sizes with graphs. A batch of three is padded."""
+
+
+def install() -> None:
+    """Change the defaults and the kernels of this process."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_qspec.engine.passes.launch import tree_attention
+    from sglang_qspec.engine.start import arguments
+    from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
+    from sglang_qspec.verify import rows
+
+    arguments.OVERLAPS.add("cpu")
+    arguments.DRAFT_TOKENS["cpu"] = arguments.DRAFT_TOKENS["cuda"]
+    uniform = tree_attention.Verification(ragged=False, can_change=False, chains=False)
+    tree_attention.verification_of = lambda *_: uniform
+    rows.picks = lambda _mask: False  # type: ignore[assignment]
+    schedule, draft = Scheduler.__init__, BatchScheduler.__init__
+
+    def scheduler(self: Any, *given: Any, **named: Any) -> None:
+        _capture()
+        schedule(self, *given, **named)
+
+    def batch_scheduler(self: Any, *given: Any, **named: Any) -> None:
+        draft(self, *given, **{**named, "apart": False})
+
+    Scheduler.__init__ = scheduler
+    BatchScheduler.__init__ = batch_scheduler  # type: ignore[method-assign]
+
+
+def _capture() -> None:
+    """Let the scheduler of this process capture graphs."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+    from sglang.srt.runtime_context import get_exec
+
+    from test.engine.cuda import called_graphs
+
+    called_graphs.install()
+    decode = get_exec().graph.cuda_graph_config.decode
+    decode.bs, decode.max_bs, decode.backend = list(BATCHES), max(BATCHES), Backend.FULL
