@@ -1,6 +1,6 @@
 """One running server for all tests of this folder, with all options that combine.
 
-With `--thorough` all tests also run on a server with SGLang's overlap scheduler.
+With `--thorough` all tests also run on a server that passes as a GPU server does.
 Each test compares greedy float32 answers with those of the same server without drafts.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, ask
-from test.engine.overlapping import OVERLAP
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import QSPEC, state, until
 from test.preloaded.server import Server
 
@@ -31,9 +31,7 @@ ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
 """SGLang expects at most 16 more tokens of a request, so it admits more than the slots hold."""
 
 
-@pytest.fixture(
-    scope="package", params=["normal", pytest.param("overlap", marks=pytest.mark.thorough)]
-)
+@pytest.fixture(scope="package", params=["normal", pytest.param("gpu", marks=pytest.mark.thorough)])
 def server(
     request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -44,11 +42,11 @@ def server(
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(available[-1])),
     ]
-    overlaps = request.param == "overlap"
-    plugin = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP if overlaps else "")
+    as_gpu = request.param == "gpu"
+    plugin = awaiting(tmp_path_factory.mktemp("plugin"), GPU_SHAPE if as_gpu else "")
     environment = plugin | ENVIRONMENT
     with Server(models.target, arguments, cores=available[:1], environment=environment) as running:
-        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
+        assert running.get("/server_info")["disable_overlap_schedule"] is not as_gpu
         until(lambda: state(running)["sidecar"] == "ready")
         yield running
         assert not state(running)["failed"], running.log[-4000:]
