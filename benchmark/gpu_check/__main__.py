@@ -2,8 +2,8 @@
 
     scripts/gpu-check                      # all parts, on the GPU
     scripts/gpu-check kernels parity       # these parts
-    scripts/gpu-check --emulate            # on a CPU: the parts that need neither GPU nor server
-    scripts/gpu-check --emulate parity     # on a CPU: this part, with servers
+    scripts/gpu-check --emulate            # on a CPU, with servers that pass as GPU servers do
+    scripts/gpu-check --emulate kernels    # on a CPU: this part
     scripts/gpu-check --bundle FOLDER      # collect the files for a machine without a network
 
 Writes results.json, table.md and a log of each part to --output. The last line is JSON: `failed`
@@ -72,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.prog = "scripts/gpu-check"
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help="parts to run (default: all)")
-    add("--emulate", action="store_true", help="on a CPU, what needs neither a GPU nor a server")
+    add("--emulate", action="store_true", help="on a CPU, what needs no GPU and takes minutes")
     add("--minutes", type=positive, default=MINUTES, help=f"total limit (default: {MINUTES})")
     add("--output", type=Path, help="folder of the results (default: a new temporary folder)")
     add("--flags", type=words, default=(), help="more flags of every server, as --flags='--a b'")

@@ -1,6 +1,7 @@
 """Runs one part in a process of its own: a CUDA error spoils only the process that made it.
 
-`benchmark.gpu_check.check` starts it with a module, a function, the options and a file.
+`benchmark.gpu_check.check` starts it with a module, a function, the options and a file. Servers of
+an emulated check pass as GPU servers do (`test.engine.gpu_shape`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from benchmark.gpu_check.outcome import Options, Steps
+from test.engine.faulty import plugin
+from test.engine.gpu_shape import GPU_SHAPE
 
 
 def main() -> None:
@@ -24,7 +28,9 @@ def main() -> None:
     if not decoded.on_gpu:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     steps = Steps(Path(path))
-    with steps.check():
+    with steps.check(), tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        if decoded.emulated:
+            os.environ.update(plugin(Path(folder), "def load():" + GPU_SHAPE))
         getattr(importlib.import_module(module), function)(decoded, steps)
 
 

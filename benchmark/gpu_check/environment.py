@@ -11,6 +11,7 @@ from typing import Any
 from benchmark.gpu_check.outcome import NotHereError, Options, Steps
 from benchmark.harness import standin
 from benchmark.harness.report import Table
+from sglang_qspec.tools.doctor.devices import old_driver
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python", "triton", "apache-tvm-ffi")
@@ -33,6 +34,7 @@ def environment(options: Options, steps: Steps) -> None:
         _needs_gpu(options)
         listing = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
         facts["gpus"] = _output(listing).splitlines()
+        assert (too_old := old_driver()) is None, too_old
         assert torch.cuda.is_available(), "torch finds no GPU that it can use"
         values = torch.arange(5.0, device="cuda")
         assert values.sum().item() == 10.0

@@ -46,14 +46,12 @@ PARTS = (
         f"{_HERE}.loads",
         420,  # the first servers compile SGLang's kernels
         "greedy answers with and without QSPEC, in float32",
-        _SERVED.format("test/engine/test_parity.py"),
     ),
     Part(
         "passes",
         f"{_HERE}.passes",
         360,
         "share of passes in CUDA graphs, and sampled answers, of mixed requests in bfloat16",
-        _SERVED.format("test/engine/external/test_pipelines.py"),
     ),
     Part(
         "plain_times",

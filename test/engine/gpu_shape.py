@@ -21,8 +21,8 @@ GPU_SHAPE = """
     gpu_shape.install()
 """
 """Lines for the end of a plugin's function `load`."""
-BATCHES = (1, 2, 4)
-"""Batch sizes with graphs. A batch of three is padded."""
+BATCHES = (1, 2, 4, 8)
+"""Batch sizes with graphs. Other batches are padded."""
 
 
 def install() -> None:
@@ -53,12 +53,15 @@ def install() -> None:
 
 
 def _capture() -> None:
-    """Let the scheduler of this process capture graphs."""
+    """Let the scheduler of this process capture graphs, if it has QSPEC."""
     from sglang.srt.model_executor.cuda_graph_config import Backend
-    from sglang.srt.runtime_context import get_exec
+    from sglang.srt.runtime_context import get_exec, get_spec
 
+    from sglang_qspec.config import ALGORITHM
     from test.engine.cuda import called_graphs
 
+    if get_spec().speculative_algorithm != ALGORITHM:
+        return
     called_graphs.install()
     decode = get_exec().graph.cuda_graph_config.decode
     decode.bs, decode.max_bs, decode.backend = list(BATCHES), max(BATCHES), Backend.FULL

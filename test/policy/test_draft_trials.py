@@ -110,6 +110,36 @@ def test_drafts_that_pay_again_come_back() -> None:
     assert share(serve(trials, rates(200, 0, 100), 100)) > 0.95
 
 
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.6])
+def test_a_machine_that_is_faster_only_during_a_trial_changes_no_decision(moment: float) -> None:
+    """It is faster by a seventh from the middle of a trial on, or from its beginning or end."""
+    trials, load = DraftTrials(), rates(100, 0, 97)
+    list(serve(trials, load, 60))
+    served: list[DraftUse] = []
+    while NONE not in served:
+        served += serve(trials, load, PASS_S)
+    list(serve(trials, load, moment))
+    faster = list(serve(trials, rates(114, 0, 111), 60))
+    assert list(map(len_of, groupby(faster)))[0] <= 1.0 / PASS_S  # the trial ends
+    assert share(iter(faster), NONE) < 0.1
+
+
+def len_of(group: tuple[DraftUse, Iterator[DraftUse]]) -> int:
+    return len(list(group[1]))
+
+
+def test_a_use_that_was_faster_before_is_tried_soon_when_the_present_one_slows_down() -> None:
+    """The texts have changed: plain decoding was 1.1 times as fast, now drafts are twice so."""
+    trials = DraftTrials()
+    list(serve(trials, rates(200, 0, 220), 200))
+    changed = list(serve(trials, rates(200, 0, 100), 10))
+    assert share(iter(changed[-10:])) == 1.0
+    # Where nothing else is known to be faster, the next trial comes much later.
+    other = DraftTrials()
+    list(serve(other, rates(90, 0, 220), 200))
+    assert share(serve(other, rates(200, 0, 100), 10)) == 0.0
+
+
 def test_what_drafts_are_worth_is_told_for_each_batch_size() -> None:
     trials = DraftTrials()
     list(serve(trials, rates(150, 0, 100), 300, requests=3))

@@ -66,8 +66,9 @@ FEW = 4
 target doubles its cores without it. With a smaller ratio the limit is higher, because these cores
 are worth less to the target."""
 CLEAR = 0.85
-"""Share of the present use's rate below which a third of a window ends a trial, and of the rate
-without drafts below which a forecast of the sidecar's drafts decides."""
+"""Share of the present use's rate below which a third of a window ends a trial, of the tried one's
+rate below which the present use gives way at once, and of the rate without drafts below which a
+forecast of the sidecar's drafts decides."""
 FORECAST_EVERY = 4
 """Rounds between two forecasts for a batch size before it is measured; each takes some 2 ms."""
 SLACK = 0.75
@@ -76,6 +77,11 @@ WEIGHT = 0.5
 """Weight of the latest window in the rate of a use."""
 MARGIN = 1.03
 """Factor by which another use must be faster to replace the present one."""
+EAGER = 0.25
+"""Excess of the last known rate of another use over MARGIN times the present one at which a trial
+of it is due after one window: the texts or the machine have changed, or an earlier trial misled."""
+STALE = 8
+"""Windows of a use after which its measured rate says nothing about the next one."""
 COMPARISONS = 8
 """Number of the latest comparisons with plain decoding that are shown."""
 
@@ -102,6 +108,11 @@ class _Level:
     """Windows before the next trial of each use."""
     since: dict[DraftUse, float] = field(default_factory=lambda: dict.fromkeys(DraftUse, 0.0))
     """Measured seconds since the last trial of each use."""
+    last_rate: float = 0.0
+    """Output tokens per second of the decision's last window."""
+    tried: tuple[DraftUse, float] | None = None
+    """A use that was somewhat faster in its trial than the decision in the window before, and its
+    rate there; the window after the trial decides."""
     over_none: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARISONS))
     """Rates with drafts over rates without, of the latest comparisons."""
     pass_seconds: float = 0.0
@@ -127,7 +138,7 @@ class _Level:
         self.plain = plain
         if plain or self.wanted is not NONE:
             return
-        self.trial = None
+        self.trial = self.tried = None
         if self.use is NONE:
             self.use = self.uses[-2]
         self._clear()
@@ -153,14 +164,19 @@ class _Level:
         TEXTS it is an upper limit.
         """
         rate = self.tokens / self.seconds
-        if self.trial is None:
+        if self.trial is not None:
+            self._end_trial(rate)
+        else:
+            before, self.last_rate = self.last_rate, rate
             self.pass_seconds = self.seconds / self.passes
             self.rates[self.use] = self._average(rate)
             for other in self.since:
                 self.since[other] += self.seconds
-            self.trial = self._next_trial(predicted)
-        else:
-            self._compare(rate)
+            if self.tried is not None:
+                self._decide(max(before, rate))
+            if self.tried is None:
+                self.trial = self._next_trial(predicted)
+            self.tried = None
         self._clear()
 
     def _clear(self) -> None:
@@ -169,7 +185,8 @@ class _Level:
 
     def _average(self, rate: float) -> float:
         before = self.rates.get(self.wanted, rate)
-        return before + WEIGHT * (rate - before)
+        stale = self.trial is not None and self.since[self.trial] > STALE * WINDOW_S[self.trial]
+        return rate if stale else before + WEIGHT * (rate - before)
 
     def _next_trial(self, predicted: dict[DraftUse, float]) -> DraftUse | None:
         """The use to try in the next window, if one is due."""
@@ -191,27 +208,43 @@ class _Level:
         present = self.rates[self.use]
         if other is TEXTS and predicted is not None and present > MARGIN * predicted:
             return math.inf  # it cannot win
+        if (excess := known / present - MARGIN) > 0.0 and other in self.rates:
+            eager = min(1.0, excess / EAGER)
+            return gap + eager * (WINDOW_S[self.use] - gap)
         lost = max(0.0, 1.0 - known / present) * (self.warm_up_s[other] + window / 3)
         return max(gap, lost / LOSS)
 
-    def _compare(self, rate: float) -> None:
+    def _end_trial(self, rate: float) -> None:
         """End a trial that gave this rate."""
-        tried, present = self.wanted, self.rates[self.use]
+        assert self.trial is not None
+        self.rates[self.trial] = self._average(rate)
+        self.tried, self.trial = (self.trial, rate), None
+        self.since[self.tried[0]] = 0.0
+        if not MARGIN * self.last_rate < rate < self.last_rate / CLEAR:
+            self._decide(self.last_rate)
+            self.tried = None
+
+    def _decide(self, present: float) -> None:
+        """Decide whether the use that was tried replaces the decision, which gave `present`.
+
+        The machine and the texts change with time. So a use that is not clearly faster must be
+        faster than the decision both in the window before its trial and in the window after it.
+        """
+        assert self.tried is not None
+        tried, rate = self.tried
         if NONE in (tried, self.use) and min(rate, present) > 0.0:
             self.over_none.append(present / rate if tried is NONE else rate / present)
-        self.rates[tried] = self._average(rate)
-        self.trial, self.since[tried] = None, 0.0
-        if self.rates[tried] <= MARGIN * present:
+        if rate <= MARGIN * present:
             self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP)
             return
-        self.use, self.gaps = tried, dict(FIRST_GAP)
+        self.use, self.gaps, self.last_rate = tried, dict(FIRST_GAP), rate
         self.since = dict.fromkeys(DraftUse, 0.0)
         logger.info(
             "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
             self.least,
             2 * self.least - 1,
             DESCRIPTION[tried],
-            self.rates[tried],
+            rate,
             present,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,59 @@ def test_a_toolkit_without_one_of_its_files_is_a_failure(tmp_path: Path) -> None
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert devices.toolkit_in(tmp_path).status is Status.OK
+
+
+def write_command(path: Path, printed: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "words"),
+    [
+        ("550.90.07", "13.0", "the NVIDIA driver is 550.90.07, .* CUDA 13.0, which needs 580 or"),
+        ("470.1", "12.8", "driver is 470.1, .* CUDA 12.8, which needs 525 or newer"),
+        ("580.65.06", "13.0", None),
+        ("550.90.07", "12.8", None),
+        ("550.90.07", None, None),
+        ("no devices were found", "13.0", None),
+    ],
+)
+def test_a_driver_that_is_too_old_for_torch_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    cuda: str | None,
+    words: str | None,
+) -> None:
+    write_command(tmp_path / "nvidia-smi", driver)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    found = devices.old_driver()
+    assert found is None if words is None else re.search(words, found or "")
+    if words is not None:
+        finding = devices.device(Case(device="cuda"))
+        assert (finding.status, finding.found) == (Status.FAILURE, found)
+
+
+def test_a_toolkit_of_another_release_than_torchs_is_a_failure(tmp_path: Path) -> None:
+    for name in devices.TOOLKIT[1:]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_command(tmp_path / devices.TOOLKIT[0], "Cuda compilation tools, release 12.4, V12.4.131")
+    finding = devices.toolkit_in(tmp_path, "13.0")
+    assert finding.status is Status.FAILURE
+    assert "has release 12.4, but torch has CUDA 13.0" in finding.found
+    for cuda in ("12.8", None):
+        finding = devices.toolkit_in(tmp_path, cuda)
+        assert finding.status is Status.OK
+        assert finding.found.endswith("release 12.4")
+
+
+def test_the_oldest_driver_is_that_of_the_set_up() -> None:
+    script = (Path(__file__).parents[3] / "scripts" / "setup").read_text()
+    assert f"driver_needed={devices.OLDEST_DRIVERS[13]}" in script
 
 
 def test_the_files_of_the_toolkit_are_those_of_the_script() -> None:

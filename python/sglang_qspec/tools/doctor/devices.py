@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from sglang_qspec import config
@@ -11,6 +12,8 @@ from sglang_qspec.tools.doctor.finding import Finding, failure, ok, warning
 
 TOOLKIT = ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart.so")
 """Files of a CUDA toolkit that SGLang's compiler needs; the same as in scripts/toolkit."""
+OLDEST_DRIVERS = {12: 525, 13: 580}
+"""Oldest NVIDIA driver for each CUDA release; 580 also in scripts/setup."""
 
 
 def device(case: Case) -> Finding:
@@ -43,7 +46,7 @@ def _cpu(case: Case, *, unused_gpu: bool) -> Finding:
     if unused_gpu:
         return warning(
             f"{found}; there is an NVIDIA driver, but torch ({torch.__version__}) finds no GPU",
-            "To use the GPU, install the CUDA build of torch and check nvidia-smi.",
+            old_driver() or "To use the GPU, install the CUDA build of torch and check nvidia-smi.",
         )
     if not case.cpu_engine:
         return warning(
@@ -61,6 +64,8 @@ def _gpus(case: Case) -> Finding:
     from sglang_qspec.engine.placement import devices as placement
     from sglang_qspec.sidecar.memory import gib
 
+    if (too_old := old_driver()) is not None:
+        return failure(too_old, "Update the driver, or give --device cpu.")
     if not torch.cuda.is_available():
         build = "" if torch.version.cuda else ", which is a build without CUDA"
         return failure(
@@ -102,15 +107,47 @@ def _has_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
+def old_driver() -> str | None:
+    """What to say of an NVIDIA driver that is too old for torch's CUDA; None if it is not so."""
+    import torch
+
+    needed = OLDEST_DRIVERS.get(_major(torch.version.cuda))
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = found.partition("\n")[0].strip()
+    if needed is None or not 0 < _major(driver) < needed:
+        return None
+    return (
+        f"the NVIDIA driver is {driver}, but torch {torch.__version__} has CUDA "
+        f"{torch.version.cuda}, which needs {needed} or newer"
+    )
+
+
+def _major(version: str | None) -> int:
+    """The first number of a version; 0 if there is none."""
+    first = (version or "").partition(".")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def _output(*command: str) -> str:
+    """What the command prints; empty if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
 def toolkit(case: Case) -> Finding:
     """Whether SGLang finds a CUDA toolkit, with which it compiles kernels while it runs."""
+    import torch
+
     from sglang_qspec.engine.start import preflight
 
-    return toolkit_in(Path(preflight.toolkit()))
+    return toolkit_in(Path(preflight.toolkit()), torch.version.cuda)
 
 
-def toolkit_in(home: Path) -> Finding:
-    """Whether the folder `home` holds a CUDA toolkit."""
+def toolkit_in(home: Path, needed: str | None = None) -> Finding:
+    """Whether the folder `home` holds a CUDA toolkit of the release `needed`, such as 13.0."""
     missing = [name for name in TOOLKIT if not (home / name).exists()]
     if missing:
         return failure(
@@ -118,4 +155,12 @@ def toolkit_in(home: Path) -> Finding:
             "Install a toolkit, or set CUDA_HOME; in a clone: "
             "export CUDA_HOME=$(scripts/toolkit .venv)",
         )
-    return ok(f"CUDA toolkit in {home}")
+    release = _output(str(home / "bin" / "nvcc"), "--version").partition("release ")[2]
+    release = release.partition(",")[0]
+    if _major(needed) and _major(release) and _major(release) != _major(needed):
+        return failure(
+            f"the CUDA toolkit in {home} has release {release}, but torch has CUDA {needed}",
+            f"Install a toolkit of CUDA {_major(needed)}, or set CUDA_HOME; in a clone: "
+            "export CUDA_HOME=$(scripts/toolkit .venv)",
+        )
+    return ok(f"CUDA toolkit in {home}" + (f", release {release}" if release else ""))
