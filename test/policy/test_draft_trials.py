@@ -13,6 +13,7 @@ from sglang_qspec.policy.draft_trials import (
     FORECAST_EVERY,
     LONGEST_GAP,
     LOSS,
+    PATIENCE_S,
     SETTLE_S,
     WARM_UP_S,
     WINDOW_S,
@@ -119,13 +120,7 @@ def test_a_machine_that_is_faster_only_during_a_trial_changes_no_decision(moment
     while NONE not in served:
         served += serve(trials, load, PASS_S)
     list(serve(trials, load, moment))
-    faster = list(serve(trials, rates(114, 0, 111), 60))
-    assert list(map(len_of, groupby(faster)))[0] <= 1.0 / PASS_S  # the trial ends
-    assert share(iter(faster), NONE) < 0.1
-
-
-def len_of(group: tuple[DraftUse, Iterator[DraftUse]]) -> int:
-    return len(list(group[1]))
+    assert share(serve(trials, rates(114, 0, 111), 60), NONE) < 0.1
 
 
 def test_a_use_that_was_faster_before_is_tried_soon_when_the_present_one_slows_down() -> None:
@@ -138,6 +133,20 @@ def test_a_use_that_was_faster_before_is_tried_soon_when_the_present_one_slows_d
     other = DraftTrials()
     list(serve(other, rates(90, 0, 220), 200))
     assert share(serve(other, rates(200, 0, 100), 10)) == 0.0
+
+
+def test_a_batch_that_shrinks_for_a_moment_leaves_the_target_its_cores() -> None:
+    """As at the end of a load; the sidecar would read the texts until the requests have ended."""
+    trials = DraftTrials(2.0)
+    list(serve(trials, rates(150, 100), 60, requests=2))
+    for _ in range(5):
+        assert TEXTS in set(serve(trials, rates(50, 100), 3, requests=16))
+        assert share(serve(trials, rates(150, 100), PATIENCE_S - PASS_S, requests=2), TEXTS) == 1.0
+    assert share(serve(trials, rates(150, 100), 3, requests=2)) > 0.9
+    # A sidecar with a device of its own takes nothing from the target.
+    other = DraftTrials(None)
+    list(serve(other, rates(50, 0, 100), 60, requests=16))
+    assert share(serve(other, rates(150, 0, 100), 0.5, requests=2)) > 0.0
 
 
 def test_what_drafts_are_worth_is_told_for_each_batch_size() -> None:

@@ -52,6 +52,10 @@ LONGEST_WARM_UP_S = 6.0
 running requests first, and with large models that takes seconds."""
 SETTLE_S = 0.25
 """Seconds of decoding after a change in which no other change comes; at most each warm-up."""
+PATIENCE_S = 1.0
+"""Seconds of decoding at one order of magnitude before the sidecar gets the target's cores. At the
+end of a load batches shrink within a second, and a sidecar that must read the running texts first
+would draft for none of them in time."""
 WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
 """Seconds of decoding that are measured as a whole. Plain passes differ least."""
 FEWEST = 8
@@ -295,6 +299,8 @@ class DraftTrials:
         """The use of the present round."""
         self._since = math.inf
         """Seconds of decoding since the use changed; infinite before any change."""
+        self._stay = 0.0
+        """Seconds of decoding since the level changed."""
         self._cold_s: float | None = 0.0
         """Seconds for which ALL has been used without a step draft; None after the first one."""
 
@@ -307,7 +313,7 @@ class DraftTrials:
         """The drafts of the next round over `requests`; NONE only if `plain` rounds are allowed."""
         # The level changes only if the batch is clearly smaller or larger.
         if not SLACK * self._level.least <= requests < 2 * self._level.least / SLACK:
-            self._level = self._enter(1 << requests.bit_length() - 1)
+            self._level, self._stay = self._enter(1 << requests.bit_length() - 1), 0.0
         self._requests = requests
         if TEXTS in self._uses and not self._level.rates and self._level.use is ALL:
             if self._level.unmeasured % FORECAST_EVERY == 0:
@@ -315,7 +321,8 @@ class DraftTrials:
             self._level.unmeasured += 1
         self._level.allow(plain=plain)
         wanted = self._level.wanted
-        if wanted is not self._use and self._since >= SETTLE_S:
+        shrinks = wanted is ALL and self._ratio is not None and self._stay < PATIENCE_S
+        if wanted is not self._use and self._since >= SETTLE_S and not shrinks:
             self._use, self._since, self._cold_s = wanted, 0.0, 0.0
         return self._use
 
@@ -350,6 +357,7 @@ class DraftTrials:
     def skip(self, seconds: float) -> None:
         """Record a decode pass that says nothing about the uses."""
         self._since += seconds
+        self._stay += seconds
 
     def observe(
         self,
