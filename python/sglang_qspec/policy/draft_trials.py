@@ -176,11 +176,11 @@ class _Level:
             self.rates[self.use] = self._average(rate)
             for other in self.since:
                 self.since[other] += self.seconds
-            if self.tried is not None:
-                self._decide(max(before, rate))
             if self.tried is None:
                 self.trial = self._next_trial(predicted)
-            self.tried = None
+            else:
+                self._decide(max(before, rate))
+                self.tried = None
         self._clear()
 
     def _clear(self) -> None:
@@ -321,8 +321,9 @@ class DraftTrials:
             self._level.unmeasured += 1
         self._level.allow(plain=plain)
         wanted = self._level.wanted
-        shrinks = wanted is ALL and self._ratio is not None and self._stay < PATIENCE_S
-        if wanted is not self._use and self._since >= SETTLE_S and not shrinks:
+        takes_cores = wanted is ALL and self._ratio is not None
+        settled = self._since >= SETTLE_S and not (takes_cores and self._stay < PATIENCE_S)
+        if wanted is not self._use and settled:
             self._use, self._since, self._cold_s = wanted, 0.0, 0.0
         return self._use
 
