@@ -19,7 +19,7 @@ KERNELS = (
     "test/verify/test_gumbel_triton.py::test_the_kernels_draw_what_the_cpu_draws",
     "test/verify/test_likeliest.py",
     "test/verify/test_penalties.py",
-    "test/engine/passes/test_transfers.py",
+    "test/test_transfers.py",
     "test/engine/passes/test_trees_on_device.py",
     "test/benchmark/gpu_check/test_stand_ins.py::test_the_stand_ins_agree_with_sgl_kernel",
 )
