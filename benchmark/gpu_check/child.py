@@ -19,7 +19,6 @@ from benchmark.gpu_check.outcome import Options, Steps
 from test.engine.faulty import plugin
 from test.engine.gpu_shape import GPU_SHAPE
 
-
 TESTS = "benchmark.gpu_check.pytests"
 """The module of the parts that run tests, which choose the shape of their servers themselves."""
 
