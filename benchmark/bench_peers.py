@@ -35,16 +35,19 @@ of all servers under the steady greedy load.
 
 The last line is JSON. The smallest ratios of `qspec` in tokens per second are `worst_over_plain`,
 over `sglang`; `worst_over_best`, over the fastest of `sglang`, `lookups` and `steps` at each load;
-and `over_best_peer_min`, over the fastest peer. `loads` has the ratios of each load, and `rows`
-have speedups over `sglang`.
+and `over_best_peer_min`, over the fastest peer. `mean_over_plain` has the geometric mean over all
+loads by server and by requests in flight. `loads` has the ratios of each load, and `rows` have
+speedups over `sglang`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmark.harness import charts
@@ -194,6 +197,16 @@ def worst(summary: Summary, name: str) -> Ratio | None:
     return Ratio.smallest(ratios_of(summary, load)[name] for load in loads_of(summary))
 
 
+def means_of(summary: Summary, config: str) -> dict[int, float]:
+    """Geometric means of the ratios of a server to plain SGLang, by requests in flight."""
+    logs: dict[int, list[float]] = {}
+    for row in summary.rows:
+        ratio = summary.ratio(config, SGLANG, row.load) if row.config == config else None
+        if ratio is not None:
+            logs.setdefault(row.load["in_flight"], []).append(math.log(ratio.median))
+    return {in_flight: round(math.exp(fmean(found)), 3) for in_flight, found in logs.items()}
+
+
 def record_of(summary: Summary) -> dict[str, Any]:
     """For the line of JSON."""
     loads = []
@@ -206,6 +219,9 @@ def record_of(summary: Summary) -> dict[str, Any]:
         **ratio_record("worst_over_plain", worst(summary, "over_plain")),
         **ratio_record("worst_over_best", worst(summary, "over_best")),
         **ratio_record("over_best_peer_min", worst(summary, "over_best_peer")),
+        "mean_over_plain": {
+            config: means_of(summary, config) for config in summary.configs if config != SGLANG
+        },
         "loads": loads,
         "rows": [row.record() for row in summary.rows],
     }

@@ -169,6 +169,20 @@ def test_peers_has_the_smallest_ratios_over_plain_over_the_best_and_over_the_fas
     assert "–" in bench_peers.report_of(alone).text()
 
 
+def test_peers_has_the_geometric_means_over_all_loads_by_requests_in_flight() -> None:
+    runs = {
+        Cell.of(1, name, in_flight=level, arrival=arrival, sampling="greedy"): at(rate)
+        for level, arrival, rates in (
+            (1, "wave", {"sglang": 100, "qspec": 400}),
+            (1, "queue", {"sglang": 100, "qspec": 100}),
+            (4, "wave", {"sglang": 100, "qspec": 50, "lookups": 150}),
+        )
+        for name, rate in rates.items()
+    }
+    record = bench_peers.record_of(Summary(runs, "sglang"))
+    assert record["mean_over_plain"] == {"qspec": {1: 2.0, 4: 0.5}, "lookups": {4: 1.5}}
+
+
 @pytest.fixture
 def results() -> Results:
     blocks = [block_runs(k=k, in_flight=level) for level in (2, 4) for k in (1, 4)]

@@ -21,9 +21,11 @@ from pathlib import Path
 
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import states_of
+from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting_plugin import HOLD, done_file
 from test.engine.faulty import plugin
-from test.engine.server.running import until
+from test.engine.server.running import COMMON, QSPEC, connected, cores, state, until
+from test.preloaded.server import Server as Preloaded
 
 AWAIT = """
     from test.engine import awaiting_plugin
@@ -39,6 +41,30 @@ def awaiting(folder: Path, more: str = "") -> dict[str, str]:
     `more` are further lines of the plugin's function `load`.
     """
     return {**plugin(folder, "def load():" + AWAIT + more), HOLD: str(folder / "hold")}
+
+
+@contextmanager
+def server_with_sidecar(
+    models: DemoModels, folder: Path, *flags: str, more: str = ""
+) -> Iterator[Preloaded]:
+    """A server that awaits drafts; target and own sidecar have a core each.
+
+    `folder` and `more` are as in `awaiting`. At the end it fails if speculation or the server has
+    ended.
+    """
+    arguments = [
+        *COMMON,
+        *QSPEC,
+        *("--speculative-draft-model-path", str(models.draft)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+        *flags,
+    ]
+    environment = awaiting(folder, more)
+    with Preloaded(models.target, arguments, cores=cores(0), environment=environment) as running:
+        connected(running)
+        yield running
+        assert not state(running)["failed"], running.log[-4000:]
+        assert running.exit_code(1.0) is None, "the server has ended:\n" + running.log[-4000:]
 
 
 class Held:

@@ -145,7 +145,7 @@ def install() -> None:
         (DraftTrials, "choose", lambda *_, **__: DraftUse.ALL),
     )
     for owner, name, function in changes:
-        _wrap(owner, name, function)
+        wrap(owner, name, function)
 
 
 class Patience:
@@ -183,7 +183,10 @@ def waits_for_steps(live: Any) -> bool:
     return live.controls.sources <= OF_SIDECARS or live.tally.passes < FIRST_PASSES
 
 
-def _wrap(owner: type, name: str, function: Callable[..., Any]) -> None:
-    """Replace a method by `function`, which gets the method as its first argument."""
+def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method of a class, or a function of a module.
+
+    `function` gets the replaced one as its first argument.
+    """
     sound = getattr(owner, name)
     setattr(owner, name, lambda *given, **named: function(sound, *given, **named))

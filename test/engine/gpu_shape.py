@@ -13,7 +13,10 @@ masks over prefixes, and pinned copies. Prefills have no graphs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from test.engine.awaiting_plugin import wrap
 
 GPU_SHAPE = """
     from test.engine import gpu_shape
@@ -34,22 +37,20 @@ def install() -> None:
     from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
     from sglang_qspec.verify import rows
 
+    def schedule(sound: Callable[..., Any], *given: Any, **named: Any) -> None:
+        _capture()
+        sound(*given, **named)
+
+    def draft(sound: Callable[..., Any], *given: Any, **named: Any) -> None:
+        sound(*given, **{**named, "apart": False})
+
     arguments.OVERLAPS.add("cpu")
     arguments.DRAFT_TOKENS["cpu"] = arguments.DRAFT_TOKENS["cuda"]
     uniform = tree_attention.Verification(ragged=False, can_change=False, chains=False)
-    tree_attention.verification_of = lambda *_: uniform
-    rows.picks = lambda _mask: False  # type: ignore[assignment]
-    schedule, draft = Scheduler.__init__, BatchScheduler.__init__
-
-    def scheduler(self: Any, *given: Any, **named: Any) -> None:
-        _capture()
-        schedule(self, *given, **named)
-
-    def batch_scheduler(self: Any, *given: Any, **named: Any) -> None:
-        draft(self, *given, **{**named, "apart": False})
-
-    Scheduler.__init__ = scheduler
-    BatchScheduler.__init__ = batch_scheduler  # type: ignore[method-assign]
+    wrap(tree_attention, "verification_of", lambda _sound, *_: uniform)
+    wrap(rows, "picks", lambda _sound, _mask: False)
+    wrap(Scheduler, "__init__", schedule)
+    wrap(BatchScheduler, "__init__", draft)
 
 
 def _capture() -> None:

@@ -8,17 +8,9 @@ from itertools import groupby, pairwise
 import pytest
 
 from sglang_qspec.policy import DraftTrials, DraftUse
-from sglang_qspec.policy.draft_trials import (
-    FEWEST,
-    FORECAST_EVERY,
-    LONGEST_GAP,
-    LOSS,
-    PATIENCE_S,
-    SETTLE_S,
-    WARM_UP_S,
-    WINDOW_S,
-)
+from sglang_qspec.policy.draft_trials import FORECAST_EVERY, PATIENCE_S, SETTLE_S, WARM_UP_S
 from sglang_qspec.policy.forecast import Forecast
+from sglang_qspec.policy.trial_level import FEWEST, LONGEST_GAP, LOSS, WINDOW_S
 
 PASS_S = 0.1
 ALL, TEXTS, NONE = DraftUse

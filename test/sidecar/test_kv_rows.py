@@ -71,6 +71,7 @@ def test_a_pass_uploads_once_and_forks_and_truncations_not_at_all(tokens: list[l
         for run, given in ((DraftModel.extend, tokens), (DraftModel.step, [1] * len(own))):
             inspect.unwrap(run)(model, own, given)
         assert len(costs.uploads) == 2
+        assert costs.kernels.count("index_put_") == 2  # the device's table
         costs.kernels.clear()
         child = rows.fork(own[0], 1)
         rows.truncate(own[0], 1)

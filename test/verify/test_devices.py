@@ -142,10 +142,11 @@ def test_both_ways_to_treat_rows_give_the_same_tokens(monkeypatch: pytest.Monkey
     near = Proposals(
         torch.arange(60) % 4 == 3,
         torch.full((60,), 2),
-        torch.full((60, 1), 2),
-        torch.ones(60, 1),  # certain, so that no random number decides
+        torch.tensor([[2, 3]]).repeat(60, 1),
+        torch.tensor([[0.4, 0.6]]).repeat(60, 1),
     )
-    logits[3::4, 2] = 60.0
+    # The target has 2 and 3 with half each, so it keeps each drafted 2, and would draw both.
+    logits[3::4, 2:4] = 60.0
     draws = Draws(
         torch.tensor([1, VOCAB, 7]).repeat(20),
         torch.tensor([1.0, 0.9, 1.0, 1.0]).repeat(15),

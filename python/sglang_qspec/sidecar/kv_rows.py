@@ -50,13 +50,17 @@ class KVRows:
         """The table on the host."""
         self._free = np.array(slots[::-1], np.int64)
         """Free slots; the first `free_slots` of them are valid."""
-        self.free_slots = len(slots)
-        """Number of free KV slots."""
+        self._free_count = len(slots)
         self._holders = np.zeros(int(slots.max(initial=0)) + 1, np.int32)
         """Number of rows that hold each slot."""
         self._lengths = np.zeros(table.shape[0], np.int64)
         self._free_rows = list(range(table.shape[0] - 1, 0, -1))
         self._open: set[int] = set()
+
+    @property
+    def free_slots(self) -> int:
+        """Number of free KV slots."""
+        return self._free_count
 
     @property
     def free_rows(self) -> int:
@@ -168,8 +172,8 @@ class KVRows:
             raise DraftModelError(
                 f"the pass needs {count} KV slots, but only {self.free_slots} are free"
             )
-        self.free_slots -= count
-        slots = self._free[self.free_slots : self.free_slots + count].copy()
+        self._free_count -= count
+        slots = self._free[self._free_count : self._free_count + count].copy()
         self._holders[slots] = 1
         return slots
 
@@ -178,5 +182,5 @@ class KVRows:
         left = self._holders[slots] - 1
         self._holders[slots] = left
         freed = slots[left == 0]
-        self._free[self.free_slots : self.free_slots + len(freed)] = freed
-        self.free_slots += len(freed)
+        self._free[self._free_count : self._free_count + len(freed)] = freed
+        self._free_count += len(freed)

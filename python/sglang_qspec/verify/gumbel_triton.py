@@ -49,7 +49,7 @@ def search(
         _search[values.shape](
             weights, seeds, positions, guesses, values, found, columns, block=block, part=part
         )
-    return found.gather(1, values.argmax(1, keepdim=True)).squeeze(1)
+    return _largest(values, found)
 
 
 def search_kept(
@@ -91,13 +91,18 @@ def search_kept(
             block=block,
             part=part,
         )
-    return found.gather(1, values.argmax(1, keepdim=True)).squeeze(1)
+    return _largest(values, found)
 
 
 def _results(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Room for the largest value of each part of a row, and for its column."""
     values = torch.empty(rows, parts, dtype=torch.float64, device=device)
     return values, torch.empty(rows, parts, dtype=torch.int64, device=device)
+
+
+def _largest(values: Tensor, found: Tensor) -> Tensor:
+    """The column of the largest value of each row."""
+    return found.gather(1, values.argmax(1, keepdim=True)).squeeze(1)
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -119,9 +124,7 @@ def _search(
     best, best_column = _search_part(
         weights + row * columns, state, best, best_column, columns, block, part
     )
-    result = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(values + result, best)
-    tl.store(found + result, best_column)
+    _store(values, found, row, best, best_column)
 
 
 @triton.jit(do_not_specialize=["columns", "ranks"])
@@ -169,9 +172,7 @@ def _search_kept(
             before += tl.sum(weight, axis=0)
             # Each filter keeps a beginning of the ranks, so a dropped one is followed by no other.
             start = tl.where(tl.min(kept.to(tl.int32), axis=0) > 0, start + block, ranks)
-    result = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(values + result, best)
-    tl.store(found + result, best_column)
+    _store(values, found, row, best, best_column)
 
 
 @triton.jit
@@ -184,6 +185,14 @@ def _search_part(
         weight = tl.load(weights + column, mask=column < columns, other=0.0)
         best, best_column = _better(weight, state, column, best, best_column)
     return best, best_column
+
+
+@triton.jit
+def _store(values, found, row, best, best_column):
+    """Write the result of this program's part of a row."""
+    result = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(values + result, best)
+    tl.store(found + result, best_column)
 
 
 @triton.jit

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_qspec.tools.models import DemoModels
-from test.engine.awaiting import awaiting
+from test.engine.awaiting import server_with_sidecar
 from test.engine.gpu_shape import GPU_SHAPE
-from test.engine.server.running import COMMON, QSPEC, connected, cores, state
 from test.preloaded.server import Server
 
 
@@ -18,17 +17,8 @@ from test.preloaded.server import Server
 def server(
     request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    arguments = [
-        *COMMON,
-        *QSPEC,
-        *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-        *("--speculative-qspec-acceptance", "reject"),
-        *("--speculative-qspec-mode", "sequential"),
-    ]
+    folder = tmp_path_factory.mktemp("plugin")
+    flags = ("--speculative-qspec-acceptance", "reject", "--speculative-qspec-mode", "sequential")
     more = GPU_SHAPE if request.param == "gpu" else ""
-    environment = awaiting(tmp_path_factory.mktemp("plugin"), more)
-    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        connected(running)
+    with server_with_sidecar(models, folder, *flags, more=more) as running:
         yield running
-        assert not state(running)["failed"], running.log[-4000:]

@@ -12,18 +12,14 @@ from typing import Any
 import pytest
 
 from sglang_qspec.tools.models import DemoModels
-from test.engine.awaiting import awaiting
+from test.engine.awaiting import server_with_sidecar
 from test.engine.contract import Answers, Bodies, ServerContract, seeded
 from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (
-    COMMON,
     GREEDY,
     PENALIZED,
-    QSPEC,
     Plain,
     all_at_once,
-    connected,
-    cores,
     generate,
     ids,
     of_sidecar,
@@ -42,18 +38,9 @@ pytestmark = pytest.mark.server
 def overlapped(
     models: DemoModels, plain: Plain, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    arguments = [
-        *COMMON,
-        *QSPEC,
-        *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-    ]
-    environment = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP)
-    with Server(models.target, arguments, cores=cores(0), environment=environment) as server:
-        connected(server)
+    folder = tmp_path_factory.mktemp("plugin")
+    with server_with_sidecar(models, folder, more=OVERLAP) as server:
         yield server
-        assert not state(server)["failed"], server.log[-4000:]
-        assert server.exit_code(1.0) is None, "the server has ended:\n" + server.log[-4000:]
 
 
 def test_every_answer_is_the_targets_and_every_token_has_its_label_and_pass(
