@@ -14,6 +14,15 @@ if shutil.which("nvidia-smi") is None:
 from sglang_qspec.tools.models import DemoModels, demo_models
 
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+"""Name of this worker of pytest-xdist: gw0, gw1, ..."""
+SHARING = {
+    Path(__file__).parent / "engine" / name
+    for name in ("server", "features", "external", "reject", "gpu")
+}
+"""Folders whose tests share a server."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="no test with a server or a model")
     parser.addoption("--thorough", action="store_true", help="also tests that take minutes each")
@@ -35,16 +44,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write the reason of a skipped test to the file that `scripts/test` shows at its end."""
-    path = os.environ.get("QSPEC_TEST_SKIPPED")
+    path = None if WORKER else os.environ.get("QSPEC_TEST_SKIPPED")
     if path and report.skipped and isinstance(report.longrepr, tuple):
         with Path(path).open("a") as skipped:
             skipped.write(report.longrepr[2].removeprefix("Skipped: ") + "\n")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = {item for item in items if _is_left_out(config, item)}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    # Servers first: the short files of the others fill the time until both workers end.
+    items[:] = sorted(items, key=lambda item: not item.get_closest_marker("server"))
     items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
+
+
+def _group(path: Path) -> str:
+    """The tests with the same group run one after the other in one worker, and share fixtures."""
+    return str(path.parent if path.parent in SHARING else path)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """In a worker a test has one thread; a server has as many as it has cores."""
+    if WORKER and item.get_closest_marker("server"):
+        os.environ.pop("OMP_NUM_THREADS", None)
+    elif WORKER:
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:

@@ -4,7 +4,6 @@ With `--thorough` all tests also run on a server that passes as a GPU server doe
 Each test compares greedy float32 answers with those of the same server without drafts.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN, ask
 from test.engine.gpu_shape import GPU_SHAPE
-from test.engine.server.running import QSPEC, state, until
+from test.engine.server.running import QSPEC, cores, state, until
 from test.preloaded.server import Server
 
 ARGUMENTS = [
@@ -35,17 +34,16 @@ ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
 def server(
     request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    available = sorted(os.sched_getaffinity(0))
     arguments = [
         *ARGUMENTS,
         *QSPEC,
         *("--speculative-draft-model-path", str(models.draft)),
-        *("--speculative-qspec-cores", str(available[-1])),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
     as_gpu = request.param == "gpu"
     plugin = awaiting(tmp_path_factory.mktemp("plugin"), GPU_SHAPE if as_gpu else "")
     environment = plugin | ENVIRONMENT
-    with Server(models.target, arguments, cores=available[:1], environment=environment) as running:
+    with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         assert running.get("/server_info")["disable_overlap_schedule"] is not as_gpu
         until(lambda: state(running)["sidecar"] == "ready")
         yield running

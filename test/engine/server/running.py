@@ -36,9 +36,14 @@ QSPEC = ("--speculative-algorithm", "QSPEC", "--speculative-qspec-mem-fraction",
 
 
 def cores(index: int) -> tuple[int, ...]:
-    """One core for the target (0), another for the sidecar (1), if there are two."""
+    """One core for the target (0), another for the sidecar (1), if there are two.
+
+    The workers of pytest-xdist begin with different cores, because target and sidecar of one server
+    wait for each other much of the time.
+    """
     available = sorted(os.sched_getaffinity(0))
-    return (available[index % len(available)],)
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return (available[(first + index) % len(available)],)
 
 
 def until(condition: Callable[[], Any], seconds: float = 600.0) -> None:
