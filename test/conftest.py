@@ -13,7 +13,6 @@ if shutil.which("nvidia-smi") is None:
 
 from sglang_qspec.tools.models import DemoModels, demo_models
 
-
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """Name of this worker of pytest-xdist: gw0, gw1, ..."""
 SHARING = {
