@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.harness.dataset import of_round, render
+from benchmark.harness.dataset import of_round, render, tokenizer_of
 from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
@@ -38,9 +38,7 @@ class Loads:
 
         `context` and `tokens` are lengths of long prompts and of answers, in tokens.
         """
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = tokenizer_of(model)
         self._spec_bench = [tuple(tokenizer(text).input_ids) for text in spec_bench]
         own = [f"{text} (Variant {n}.)" for n in range(1, 4) for text in PROMPTS]
         self._own = [tuple(tokenizer(text).input_ids) for text in render(model, own)]

@@ -14,43 +14,41 @@ def line(**changes: Any) -> str:
         "decode": True,
         "running": 4,
         "width": 3,
-        "period": 20_000_000,
-        "worker": 17_000_000,
-        "model": 12_000_000,
-        "hooks": {"poll": 1_000_000},
-        "parts": {"propose": 3_000_000, "sample": 500_000},
+        "period": 20.0,
+        "worker": 17.0,
+        "model": 12.0,
+        "hooks": {"poll": 1.0},
+        "parts": {"propose": 3.0, "sample": 0.5},
     }
     return json.dumps({**row, **changes})
 
 
-def test_iterations_that_do_not_decode_are_left_out() -> None:
-    assert [i.running for i in read([line(), line(decode=False), line(running=2)])] == [4, 2]
-
-
-def test_an_iteration_is_split_into_model_plugin_and_scheduler_time() -> None:
-    (iteration,) = read([line()])
+def test_an_iteration_that_decodes_is_split_into_model_plugin_and_scheduler_time() -> None:
+    (iteration, other) = read([line(), line(decode=False), line(running=2)])
+    assert other.running == 2
     assert iteration.around_model == pytest.approx(5.0)
     assert iteration.ours == pytest.approx(6.0)
     assert iteration.outside_model == pytest.approx(8.0)
 
 
 def test_added_time_is_the_plugins_time_minus_a_plain_steps_time_around_the_model() -> None:
-    plain = plain_decode(read([line(worker=13_500_000, period=15_000_000, hooks={}, parts={})] * 3))
-    assert plain.step == pytest.approx(13.5)
-    found = added(read([line(), line(), line(hooks={"poll": 31_000_000})]), plain)
-    assert found.median == pytest.approx(6.0 - 1.5)
-    assert found.p99 == pytest.approx(36.0 - 1.5)
-    assert found.whole == pytest.approx(8.0 - 3.0)
+    plain = plain_decode(read([line(worker=13.5, period=15.0, hooks={}, parts={})] * 3))
+    assert plain.step_ms == pytest.approx(13.5)
+    found = added(read([line(), line(), line(hooks={"poll": 31.0})]), plain)
+    assert found.added_ms_median == pytest.approx(6.0 - 1.5)
+    assert found.added_share == pytest.approx(4.5 / 13.5)
+    assert found.added_ms_p99 == pytest.approx(36.0 - 1.5)
+    assert found.whole_ms_median == pytest.approx(8.0 - 3.0)
     assert (found.iterations, found.width) == (3, 3.0)
 
 
 def test_the_parts_add_up_to_the_mean_plugin_time() -> None:
-    iterations = read([line(), line(parts={"propose": 1_000_000}, worker=14_000_000)])
+    iterations = read([line(), line(parts={"propose": 1.0}, worker=14.0)])
     found = added(iterations, plain_decode(iterations))
-    assert sum(found.parts.values()) == pytest.approx(sum(i.ours for i in iterations) / 2)
-    assert found.parts["propose"] == pytest.approx(2.0)
-    assert found.parts["hook: poll"] == pytest.approx(1.0)
-    assert list(found.parts.values()) == sorted(found.parts.values(), reverse=True)
+    assert sum(found.parts_ms.values()) == pytest.approx(sum(i.ours for i in iterations) / 2)
+    assert found.parts_ms["propose"] == pytest.approx(2.0)
+    assert found.parts_ms["hook: poll"] == pytest.approx(1.0)
+    assert list(found.parts_ms.values()) == sorted(found.parts_ms.values(), reverse=True)
 
 
 def test_without_iterations_there_is_nothing_to_report() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.gpu_check import bundle
-from benchmark.gpu_check.bundle import CARRIED, LOCK, locked, present, to_carry, wheel_of
+from benchmark.gpu_check.bundle import CARRIED, LOCK, locked, present, to_carry
 
 TEXT = """\
 alpha==1.0 ; python_version < '3.14' \\
@@ -48,13 +48,6 @@ def test_what_the_machine_has_is_not_carried() -> None:
     assert "transformers" in to_carry(packages, {"transformers": "5.0"})
 
 
-def test_a_wheel_is_found_by_name_and_version() -> None:
-    package = locked(TEXT, "3.12")["beta-two"]
-    files = [Path("beta_two-2.1-py3-none-any.whl"), Path("Beta_Two-2.2-cp312-cp312-linux.whl")]
-    assert wheel_of(package, files) == files[1]
-    assert wheel_of(package, files[:1]) is None
-
-
 def test_collecting_prints_sizes_and_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +59,7 @@ def test_collecting_prints_sizes_and_names_what_is_missing(
         assert python == "3.12"
         if package.name == "beta-two":
             return "no such file"
+        (folder / "alpha-0.9-py3-none-any.whl").write_bytes(bytes(1 << 20))
         (folder / "alpha-1.0-py3-none-any.whl").write_bytes(bytes(3 << 20))
         return ""
 

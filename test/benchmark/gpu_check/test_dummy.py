@@ -29,8 +29,7 @@ def test_transformers_reads_a_written_configuration(tmp_path: Path, models: Demo
 
     assert demo.demo_target() == models.target
     for shape, expected in dummy.SHAPES.items():
-        folder = dummy.write(tmp_path, shape)
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(dummy.write(tmp_path, shape))
         assert {name: getattr(config, name) for name in expected} == expected
         assert config.rope_parameters["rope_theta"] == 500000.0
-        assert AutoTokenizer.from_pretrained(folder)("A text.").input_ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "tiny")("A text.").input_ids

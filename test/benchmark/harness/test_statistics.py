@@ -36,16 +36,9 @@ def test_a_ratio_of_one_round_says_that_it_has_no_spread() -> None:
     assert ratio_record("worst", None)["worst"] is None
 
 
-def test_a_percentile_is_a_value_that_occurred() -> None:
-    values = [float(value) for value in range(200, 0, -1)]
-    assert percentile(values, 0.99) == 198.0
-    assert percentile([3.0], 0.99) == 3.0
-
-
 def test_a_median_uses_the_runs_that_have_the_figure() -> None:
     found = Medians((run(answer(4), drafted=7), run(answer(6)), run(answer(8), drafted=9)))
     assert (found.tokens, found.drafted, found.match_rate) == (6, 8, None)
-
-
-def test_numbers_are_rounded_at_every_depth_of_a_record() -> None:
+    # A percentile is a value that occurred.
+    assert percentile([float(value) for value in range(200, 0, -1)], 0.99) == 198.0
     assert rounded({"a": [1.23456, 2], "b": None}) == {"a": [1.235, 2], "b": None}

@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from benchmark.harness.cells import Cell, Value, in_turn
+from benchmark.harness.cells import Cell, Value
 from benchmark.harness.run import Run
-from benchmark.harness.summary import FIGURES, Row, Summary, table
+from benchmark.harness.summary import FIGURES, Row, Summary
 from test.benchmark.runs import answer, counters_of, run
 
 
@@ -24,14 +24,6 @@ def runs_at(config: str, *tokens_per_s: float, **load: Value) -> dict[Cell, Run]
 
 def row(one: Run, plain: Run | None = None) -> Row:
     return Row("lookup", {}, {1: one}, {} if plain is None else {1: plain})
-
-
-def test_every_other_round_is_served_in_reverse_order() -> None:
-    first = [Cell.of(1, config, in_flight=n) for n in (1, 8) for config in ("none", "qspec")]
-    cells = in_turn(first, 3)
-    assert cells[:4] == first
-    assert cells[4:8] == [replace(cell, round=2) for cell in first[::-1]]
-    assert cells[8:] == [replace(cell, round=3) for cell in first]
 
 
 def test_a_cell_names_its_dimensions_and_survives_json() -> None:
@@ -76,10 +68,7 @@ def test_a_ratio_needs_a_round_with_both_sides() -> None:
     summary = Summary(runs | runs_at("c", 10, n=2), "none")
     assert summary.ratio("a", "b", {"n": 1}) is None
     assert summary.ratio("a", "missing", {"n": 1}) is None
-    other = summary.ratio("a", "c", {"n": 1}, {"n": 2})
-    assert other is not None
-    assert other.median == pytest.approx(3.0)
-    assert summary.row("a", {"n": 3}) is None
+    assert str(summary.ratio("a", "c", {"n": 1}, {"n": 2})) == "3.00 (one round)"
 
 
 def test_acceptance_is_counted_over_all_requests() -> None:
@@ -114,11 +103,6 @@ def test_without_speculation_every_token_takes_a_pass() -> None:
         assert getattr(found.figures, name) is None
 
 
-def test_tokens_accepted_past_the_end_of_an_output_do_not_count_in_the_accept_length() -> None:
-    one = run(answer(9, passes=2, proposed=30, accepted={"queue": 14}))
-    assert one.accept_len == pytest.approx(8 / 2)
-
-
 def test_requests_with_different_output_are_counted_and_the_worst_round_counts() -> None:
     plain = run(answer(5), answer(5))
     other = run(answer(5), answer(5, first_id=1))
@@ -139,14 +123,3 @@ def test_times_are_for_each_verify_pass() -> None:
     waits = counters_of(draft_s=0.01, waited_s=0.02)
     assert replace(found, counters=waits).hidden_share == 0
     assert replace(found, counters=counters_of(draft_s=0.0)).hidden_share is None
-
-
-def test_a_table_has_standard_columns_dimensions_and_own_ones() -> None:
-    busy = {
-        cell: replace(one, others_share=0.2) for cell, one in runs_at("a", 1, in_flight=2).items()
-    }
-    rows = Summary(busy, "none").rows
-    heads = ("config", "in flight", "k", "others", "own")
-    found = table("Rows", rows, heads, "a note", {"own": lambda row: len(row.rounds)})
-    assert list(map(list, found.lines)) == [["a", "2", "–", "20%", "1"]]
-    assert found.note == "a note"

@@ -17,19 +17,13 @@ def noisy(per_hour: float, seed: int, seconds: int = 3600) -> list[tuple[float, 
 
 
 def test_a_straight_line_has_its_slope_and_an_interval_of_width_0() -> None:
-    found = slope([(float(second), 100.0 + 0.01 * second) for second in range(600)])
+    samples = [(float(second), 100.0 + 0.01 * second) for second in range(600)]
+    random.Random(1).shuffle(samples)
+    found = slope(samples)
     assert found is not None
     assert math.isclose(found.per_hour, 36.0)
     assert math.isclose(found.low, 36.0)
     assert math.isclose(found.high, 36.0)
-
-
-def test_samples_need_not_be_evenly_spaced_or_in_order() -> None:
-    rng = random.Random(1)
-    times = [rng.uniform(0.0, 600.0) for _ in range(900)]
-    found = slope([(at, 7.0 - 0.5 * at) for at in times])
-    assert found is not None
-    assert math.isclose(found.per_hour, -1800.0)
 
 
 def test_the_interval_contains_the_true_slope_in_about_19_of_20_cases() -> None:
@@ -40,13 +34,6 @@ def test_the_interval_contains_the_true_slope_in_about_19_of_20_cases() -> None:
         assert found is not None
         hits += found.low <= 3.0 <= found.high
     assert 180 <= hits <= 199
-
-
-def test_real_growth_is_distinguished_from_none() -> None:
-    growing, still = slope(noisy(20.0, 5)), slope(noisy(0.0, 5))
-    assert growing is not None
-    assert still is not None
-    assert growing.low > 0 > still.low
 
 
 def test_too_few_samples_have_no_slope() -> None:

@@ -58,9 +58,6 @@ def test_each_long_lived_sidecar_has_its_own_slope_longest_life_first() -> None:
     assert [life["minutes"] for life in lives] == [11.7, 8.3]
     assert [life["mib_per_h"]["per_hour"] for life in lives] == [72.0, 0.0]
     assert [life["minutes"] for life in sidecar_lives(rows(1200, 1170), 1200.0)] == [19.5]
-
-
-def test_a_soak_without_a_sidecar_has_no_sidecar_slopes() -> None:
     assert sidecar_lives([], 10.0) == []
 
 

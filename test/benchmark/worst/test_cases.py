@@ -45,8 +45,6 @@ def test_a_misleading_guess_has_the_whole_answer_with_a_wrong_token_after_each_p
     guess = flat[: flat.index(None)]
     assert guess == [7, 3, 0, 3, 9, 5, 9, 4, 8, 4, 7, 4]
     assert flat == ([*guess, None] * copies)[:-1]
-
-
-def test_misleading_guesses_stay_within_the_servers_limits() -> None:
+    # A guess stays within the server's limits.
     flat = misleading(list(range(3000)), 5000)
     assert len([token for token in flat if token is not None]) <= GUESS_TOKENS
