@@ -40,6 +40,8 @@ def test_added_time_is_the_plugins_time_minus_a_plain_steps_time_around_the_mode
     assert found.added_ms_p99 == pytest.approx(36.0 - 1.5)
     assert found.whole_ms_median == pytest.approx(8.0 - 3.0)
     assert (found.iterations, found.width) == (3, 3.0)
+    with pytest.raises(ValueError, match="no iteration"):
+        plain_decode([])
 
 
 def test_the_parts_add_up_to_the_mean_plugin_time() -> None:
@@ -49,8 +51,3 @@ def test_the_parts_add_up_to_the_mean_plugin_time() -> None:
     assert found.parts_ms["propose"] == pytest.approx(2.0)
     assert found.parts_ms["hook: poll"] == pytest.approx(1.0)
     assert list(found.parts_ms.values()) == sorted(found.parts_ms.values(), reverse=True)
-
-
-def test_without_iterations_there_is_nothing_to_report() -> None:
-    with pytest.raises(ValueError, match="no iteration"):
-        plain_decode([])

@@ -19,7 +19,7 @@ from benchmark import bench_soak, bench_worst_case
 from benchmark.harness import standin
 from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
-from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of, words
+from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of
 from benchmark.peers import servers
 from benchmark.peers.servers import OWN, Programs
 from benchmark.queueing import configurations
@@ -137,13 +137,10 @@ def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
 
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr("sglang_qspec.tools.models.demo_models", demo_models)
-    options = argparse.Namespace(
-        model=None, draft_model=None, dtype="bfloat16", cpu=False, flags=words("--a 'b c'")
-    )
-    options.target_cores = options.sidecar_cores = None
-    settings = settings_of(options, 4, 2048)
-    assert asked == [True]
-    assert settings.on_gpu
+    parser = argparse.ArgumentParser()
+    add_servers(parser, "bfloat16")
+    settings = settings_of(parser.parse_args(["--flags=--a 'b c'"]), 4, 2048)
+    assert (asked, settings.on_gpu) == ([True], True)
     assert settings.arguments()[-2:] == ["--a", "b c"]
 
 

@@ -148,8 +148,7 @@ def test_on_hopper_a_second_server_verifies_ragged_chains(
     monkeypatch.setattr(passes, "_capability", lambda: capability)
     steps = Steps()
     passes.passes(Options("cuda", emulated=False), steps)
-    assert steps.found.eager_passes == 0
-    assert not steps.found.failed
+    assert (steps.found.eager_passes, steps.found.failed) == (0, {})
     assert len(steps.found.tables) == servers
 
 
@@ -168,37 +167,25 @@ def test_a_sampled_distribution_that_differs_is_named(
 def test_a_benchmark_gets_the_flags_and_its_line_of_json_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commands = []
+    commands: list[list[str]] = []
     row = {"config": "none", "tokens_per_s": 3.0, "speedup": None, "accept_len": 1.0}
-    record = {"rows": [row, {**row, "config": "qspec-8"}], "command": "c"}
+    record: dict[str, Any] = {"rows": [row, {**row, "config": "qspec-8"}], "command": "c"}
+    printed = f"a table\n{json.dumps(record)}\n"
 
     def run(command: list[str], **_: object) -> Any:
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0, f"a table\n{json.dumps(record)}\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    steps = Steps()
-    loads.queue(GPU, steps)
-    assert commands[0][2] == "benchmark.bench_queue"
-    assert "--flags=--a 'b c'" in commands[0]
-    assert "--cpu" not in commands[0]
-    assert steps.found.passed == ["rows"]
-    loads.queue(CPU, Steps())
-    assert "--cpu" in commands[1]
-    assert not any(argument.startswith("--flags") for argument in commands[1])
-
-
-def test_failed_cells_and_a_benchmark_without_a_result_are_failures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    printed = json.dumps({"rows": [], "failed": {"long-context": "no memory"}, "command": "c"})
-
-    def run(command: list[str], **_: object) -> Any:
         return subprocess.CompletedProcess(command, 1, printed)
 
     monkeypatch.setattr(subprocess, "run", run)
     steps = Steps()
+    loads.queue(GPU, steps)
+    assert (commands[0][2], steps.found.passed) == ("benchmark.bench_queue", ["rows"])
+    assert "--flags=--a 'b c'" in commands[0]
+    assert "--cpu" not in commands[0]
+    printed = json.dumps({**record, "failed": {"long-context": "no memory"}})
     loads.worst_case(CPU, steps)
+    assert "--cpu" in commands[1]
+    assert not any(argument.startswith("--flags") for argument in commands[1])
     assert "no memory" in steps.found.failed["cells"]
     printed = "Traceback\n"
     with pytest.raises(RuntimeError, match="bench_worst_case ended with 1"):

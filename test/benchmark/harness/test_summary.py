@@ -93,14 +93,13 @@ def test_acceptance_is_counted_over_all_requests() -> None:
 
 
 def test_without_speculation_every_token_takes_a_pass() -> None:
-    plain = run(answer(10), answer(4), seconds=2.0)
-    found = row(plain)
+    found = row(run(answer(10), answer(4), seconds=2.0))
     assert (found.speedup, found.identical) == (None, None)
-    assert found.figures.tokens_per_s == 7.0
-    assert found.figures.accept_len == found.figures.passes_per_token == 1.0
-    assert found.figures.proposed_per_pass == 0.0
+    figures = found.figures
+    assert (figures.tokens_per_s, figures.proposed_per_pass) == (7.0, 0.0)
+    assert figures.accept_len == figures.passes_per_token == 1.0
     for name in ("match_rate", "wasted", "verify_s", "hidden_share"):
-        assert getattr(found.figures, name) is None
+        assert getattr(figures, name) is None
 
 
 def test_requests_with_different_output_are_counted_and_the_worst_round_counts() -> None:
