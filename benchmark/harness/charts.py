@@ -13,9 +13,8 @@ from typing import Any
 
 WIDTH, HEIGHT = 7.0, 3.6
 """Size of a chart, in inches; a page shows its width in about 700 pixels."""
-GREY = "#6e7681"
-BLUE, ORANGE, GREEN, VIOLET, RED = "#2f81f7", "#d9730d", "#0d9488", "#a855f7", "#e5484d"
-COLORS = (BLUE, ORANGE, GREEN, VIOLET, RED)
+GREY, RED = "#6e7681", "#e5484d"
+COLORS = ("#2f81f7", "#d9730d", "#0d9488", "#a855f7", RED)
 COLORED = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
 )
@@ -92,7 +91,7 @@ def lines(
     return _svg(figure)
 
 
-def _chart(panels: int = 1, stacked: bool = False) -> tuple[Any, list[Any]]:
+def _chart(panels: int, stacked: bool) -> tuple[Any, list[Any]]:
     import matplotlib as mpl
 
     # Not pyplot, which keeps figures and looks for a display.

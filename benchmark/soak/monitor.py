@@ -53,7 +53,7 @@ class Monitor:
             following = max(following + INTERVAL_S, time.monotonic())
             self.sample()
 
-    def sample(self) -> Row:
+    def sample(self) -> None:
         """Take a sample now."""
         row: Row = {"at": round(self._journal.now, 3), "in_flight": self._traffic.in_flight}
         # A server need not have other processes.
@@ -68,7 +68,6 @@ class Monitor:
             row.update({name: state[name] for name in names if name in state})
         self.rows.append(row)
         self._journal.sample(row)
-        return row
 
 
 def series(

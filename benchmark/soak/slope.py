@@ -35,9 +35,6 @@ class Slope:
         found: dict[str, float] = rounded(asdict(self))
         return found
 
-    def __str__(self) -> str:
-        return f"{self.per_hour:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
-
 
 def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:
     """Slope of (seconds, value), by least squares over block means; None for too few samples."""

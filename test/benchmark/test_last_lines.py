@@ -10,10 +10,10 @@ import pytest
 from benchmark.harness.cells import Cell
 from benchmark.harness.report import Report
 from benchmark.harness.run import Run
-from benchmark.harness.summary import Row, Summary
+from benchmark.harness.summary import Summary
 from benchmark.peers import summary as peers
 from benchmark.peers.servers import NAMES as NAMES_OF_PEERS
-from benchmark.queueing.charts import charts, match_rates, request_speedups
+from benchmark.queueing.charts import charts
 from benchmark.queueing.report import report_of as queue_report
 from benchmark.queueing.summary import Blocks
 from benchmark.worst import summary as worst
@@ -71,15 +71,6 @@ def test_a_queue_without_a_served_configuration_has_a_report_without_data() -> N
     empty = charts(Blocks(round_of(1, ("none",)), ("none",)))
     assert [chart.options for chart in empty] == [None] * 4
     is_whole(queue_report(Blocks({}, ()), empty))
-
-
-def test_the_speedup_of_a_request_is_per_token_and_leaves_out_queueing_time() -> None:
-    plain = run(answer(10, service=2.0, latency=100.0))
-    sources = {"queue": 4, "prompt": 1}
-    faster = run(answer(20, service=1.0, latency=50.0, proposed=20, accepted=sources))
-    row = Row("lookup", {}, {1: faster}, {1: plain})
-    assert request_speedups(row) == [pytest.approx(4.0)]
-    assert match_rates(row) == [5 / 20]
 
 
 def worst_runs(case: str, in_flight: int, **rates: list[float]) -> dict[Cell, Run]:

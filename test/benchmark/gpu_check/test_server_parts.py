@@ -96,7 +96,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(passes, "wait_for_sidecar", lambda _server: None)
     monkeypatch.setattr(passes, "passes_of", lambda server: Passes(server.total, server.eager))
     monkeypatch.setattr(passes, "check_first_tokens", lambda *_: None)
-    monkeypatch.setattr(passes, "_capability", lambda: 8)
+    monkeypatch.setattr(passes, "capability", lambda: (8, 0))
     return made
 
 
@@ -145,7 +145,7 @@ def test_drafts_may_change_an_answer_only_at_a_near_tie(server: Server, gap: flo
 def test_on_hopper_a_second_server_verifies_ragged_chains(
     server: Server, monkeypatch: pytest.MonkeyPatch, capability: int, servers: int
 ) -> None:
-    monkeypatch.setattr(passes, "_capability", lambda: capability)
+    monkeypatch.setattr(passes, "capability", lambda: (capability, 0))
     steps = Steps()
     passes.passes(Options("cuda", emulated=False), steps)
     assert (steps.found.eager_passes, steps.found.failed) == (0, {})

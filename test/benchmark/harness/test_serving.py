@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmark.harness import speculation
+from benchmark.harness.others import Others
 from benchmark.harness.run import CounterError, Counters, Run
 from benchmark.harness.server import ServerError
 from benchmark.harness.serving import (
@@ -175,3 +180,21 @@ def test_requests_are_kept_in_flight_and_their_times_are_measured() -> None:
     found = keep_in_flight(2, ask, ["a", "bb", "c", "dd"], [1, 2, 3, 4])
     assert [raw["output_ids"] for raw in found.raw] == [[1], [2, 2], [1, 1, 1], [2] * 4]
     assert all(latency > 0 for latency in found.latencies or [0.0])
+
+
+BUSY = [sys.executable, "-c", "while True: pass"]
+
+
+def test_a_process_counts_unless_it_is_the_servers() -> None:
+    with subprocess.Popen(BUSY) as process:
+        try:
+            busy = psutil.Process(process.pid)
+            server: Any = SimpleNamespace(processes=[busy])
+            stranger: Any = SimpleNamespace(processes=[])
+            its_own, foreign = Others(server), Others(stranger)
+            began = sum(busy.cpu_times()[:2])
+            while sum(busy.cpu_times()[:2]) < began + 0.5:
+                pass
+            assert foreign.share() > its_own.share()
+        finally:
+            process.kill()

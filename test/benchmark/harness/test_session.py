@@ -1,4 +1,4 @@
-"""The order in which cells are served, and the handling of failed cells."""
+"""The order in which cells are served, the handling of failed cells, and the journal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from benchmark.harness.cells import Cell, turned
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import FILE, Journal, JournalError
 from benchmark.harness.report import Chart, Report, Table
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, ServerError
@@ -117,3 +118,44 @@ def test_the_last_line_is_json_and_everything_is_written(
 
 def test_a_length_is_rounded_up() -> None:
     assert [rounded_up(tokens, 64) for tokens in (1, 64, 65)] == [64, 64, 128]
+
+
+HEADER = {"load": "a1", "dtype": "float32"}
+CELL = Cell.of(1, "lookup", group="qa", delay_ms=1.0)
+OTHER = Cell.of(1, "none", in_flight=4, k=None)
+RUN = run(answer(3, passes=2, proposed=4, accepted={"prompt": 1}), drafted=8)
+
+
+def opened(folder: Path, resume: bool = True, **header: str) -> Journal:
+    return Journal.open(folder, {**HEADER, **header}, resume)
+
+
+def written(folder: Path) -> None:
+    journal = opened(folder, resume=False)
+    journal.add(CELL, RUN)
+    journal.add(OTHER, run(answer(3)))
+
+
+def test_a_resumed_journal_has_the_cells_that_were_added(tmp_path: Path) -> None:
+    written(tmp_path)
+    runs = opened(tmp_path).runs
+    assert runs[CELL] == RUN
+    assert list(runs) == [CELL, OTHER]
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    written(tmp_path)
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-10])
+    journal = opened(tmp_path)
+    assert list(journal.runs) == [CELL]
+    journal.add(Cell.of(2, "none"), RUN)
+    assert len(opened(tmp_path).runs) == 2
+
+
+def test_a_run_is_not_overwritten_and_not_mixed_with_another(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(JournalError, match="continue that run with --resume"):
+        opened(tmp_path, resume=False)
+    with pytest.raises(JournalError, match=r"its dtype is float32, and bfloat16 in this run"):
+        opened(tmp_path, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Rows, and ratios between configurations, from answers with known figures."""
+"""Rows, ratios with their spread, and other figures, from answers with known figures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import pytest
 
 from benchmark.harness.cells import Cell, Value
 from benchmark.harness.run import Run
+from benchmark.harness.statistics import Medians, Ratio, percentile, ratio_record, rounded
 from benchmark.harness.summary import FIGURES, Row, Summary
 from test.benchmark.runs import answer, counters_of, run
+
+
+def at(tokens_per_s: float) -> Run:
+    return run(answer(10), seconds=10 / tokens_per_s)
 
 
 def runs_at(config: str, *tokens_per_s: float, **load: Value) -> dict[Cell, Run]:
     """A run of ten tokens in each round, at the given rates."""
     return {
-        Cell.of(number, config, **load): run(answer(10), seconds=10 / rate)
-        for number, rate in enumerate(tokens_per_s, 1)
+        Cell.of(number, config, **load): at(rate) for number, rate in enumerate(tokens_per_s, 1)
     }
 
 
@@ -33,15 +37,13 @@ def test_a_cell_names_its_dimensions_and_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell) == cell
 
 
-def test_a_speedup_is_within_each_round_and_has_a_spread() -> None:
-    # In the second round the machine ran at half its speed.
+def test_a_row_has_its_load_its_speedup_and_all_figures() -> None:
     runs = runs_at("none", 100, 50, 100, n=8) | runs_at("qspec", 101, 49, 120, n=8)
     plain, qspec = Summary(runs, "none").rows
     assert plain.speedup is None
-    assert str(qspec.speedup) == "1.01 (0.98 to 1.20)"
     record = qspec.record()
     assert (record["n"], record["config"], record["rounds"]) == (8, "qspec", 3)
-    assert record["speedup_spread"] == [0.98, 1.2]
+    assert (record["speedup"], record["speedup_spread"]) == (1.01, [0.98, 1.2])
     assert record.keys() > set(FIGURES)
     assert json.loads(json.dumps(record)) == record
 
@@ -122,3 +124,34 @@ def test_times_are_for_each_verify_pass() -> None:
     waits = counters_of(draft_s=0.01, waited_s=0.02)
     assert replace(found, counters=waits).hidden_share == 0
     assert replace(found, counters=counters_of(draft_s=0.0)).hidden_share is None
+
+
+def test_a_ratio_uses_the_rounds_that_both_sides_served_and_shows_its_spread() -> None:
+    # In the second round the machine ran at half its speed.
+    ours = {1: at(101.0), 2: at(49.0), 3: at(120.0), 4: at(1.0)}
+    plain = {1: at(100.0), 2: at(50.0), 3: at(100.0), 5: at(1.0)}
+    ratio = Ratio.of(ours, plain)
+    assert ratio is not None
+    assert ratio.values == pytest.approx((1.01, 0.98, 1.2))
+    assert str(ratio) == "1.01 (0.98 to 1.20)"
+    assert ratio_record("speedup", ratio) == {
+        "speedup": 1.01,
+        "speedup_spread": [0.98, 1.2],
+        "speedup_rounds": 3,
+    }
+
+
+def test_a_ratio_of_one_round_says_that_it_has_no_spread() -> None:
+    ratio = Ratio((0.85,))
+    assert str(ratio) == "0.85 (one round)"
+    assert ratio_record("worst", ratio)["worst_spread"] is None
+    assert Ratio.of({1: at(1.0)}, {2: at(1.0)}) is None
+    assert ratio_record("worst", None)["worst"] is None
+
+
+def test_a_median_uses_the_runs_that_have_the_figure() -> None:
+    found = Medians((run(answer(4), drafted=7), run(answer(6)), run(answer(8), drafted=9)))
+    assert (found.tokens, found.drafted, found.match_rate) == (6, 8, None)
+    # A percentile is a value that occurred.
+    assert percentile([float(value) for value in range(200, 0, -1)], 0.99) == 198.0
+    assert rounded({"a": [1.23456, 2], "b": None}) == {"a": [1.235, 2], "b": None}
