@@ -46,9 +46,8 @@ over `sglang`; `worst_over_best`, over the fastest of `sglang`, `lookups` and `s
 and `over_best_peer_min`, over the fastest peer. `mean_over_plain` has the geometric mean over all
 loads by server and by requests in flight. `loads` has the ratios of each load, and `rows` have
 speedups over `sglang`. Rows of pipelines also have `k`, `step_tokens`, `used` (share of the passes
-by pipeline), `over_none`, `over_sequential` with its `bound`, and for `halves`
-`over_sequential_with_half` of the requests in flight; `auto_over_best_min` is the smallest ratio of
-`auto` over another pipeline.
+by pipeline), `over_none`, and `over_sequential` with its `bound`; `auto_over_best_min` is the
+smallest ratio of `auto` over another pipeline.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ PIPELINED = {
     "configs": (BASELINE, SGLANG, *PIPELINES),
     "levels": LEVELS[:6],
     "arrivals": (QUEUED,),
-    "samplings": ("greedy",),
 }
 """What `--pipelines` serves, unless other options say otherwise."""
 KS = (1, 2, 4, 8)
@@ -200,8 +198,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "arrivals": (STEADY,),
         "samplings": ("greedy",),
     }
-    chosen = MATRIX if options.matrix else PIPELINED if options.pipelines else usual
-    for name, values in chosen.items():
+    chosen = MATRIX if options.matrix else PIPELINED if options.pipelines else {}
+    for name, values in {**usual, **chosen}.items():
         if getattr(options, name) is None:
             setattr(options, name, values)
     options.programs = programs

@@ -113,22 +113,14 @@ def auto_over_best(summary: Summary) -> Ratio | None:
     )
 
 
-def halves_over_half(summary: Summary, row: Row) -> Ratio | None:
-    """`halves` over `sequential` with half of the requests in flight, as in MineDraft's paper."""
-    load = {**row.load, "in_flight": row.load["in_flight"] / 2}
-    return summary.ratio(HALVES, SEQUENTIAL, row.load, load, _decoded)
-
-
 def record_of(summary: Summary, row: Row) -> dict[str, Any]:
     """The row for JSON, with what `qspec theory --fit` reads."""
     k, pipeline = row.load.get("k"), PIPELINES.get(row.config)
     found = {**row.record(), "pipeline": row.config, "k": k}
     if pipeline is not None and k is not None:
-        half = halves_over_half(summary, row) if row.config == HALVES else None
         found |= {"step_tokens": pipeline.step_tokens(k), "used": rounded(used(row), DIGITS)}
         found |= ratio_record("over_none", over_none(summary, row), DIGITS)
         found |= ratio_record("over_sequential", over_sequential(summary, row), DIGITS)
-        found |= ratio_record("over_sequential_with_half", half, DIGITS)
         found["bound"] = rounded(bound(summary, row.load), DIGITS)
     return found
 

@@ -95,13 +95,12 @@ def test_the_rows_of_pipelines_have_their_ratios_and_the_bound(summary: Summary)
     assert record["auto_over_best_min"] == pytest.approx(28 / 30, abs=1e-3)
     rows = {(row["config"], row["k"], row["in_flight"]): row for row in record["rows"]}
     halves = rows["halves", 4, 4]
-    assert (halves["over_sequential"], halves["over_sequential_with_half"]) == (1.5, 1.5)
+    assert halves["over_sequential"] == 1.5
     assert halves["bound"] == pytest.approx(50 / 30, abs=1e-3)
     # With the time of the prefill.
     assert halves["over_none"] == pytest.approx(6.5 / 2.5)
     assert halves["speedup"] == pytest.approx(4.5 / 2.5)
     assert (halves["step_tokens"], rows["ahead", 4, 2]["step_tokens"]) == (16, 9)
-    assert rows["halves", 4, 2]["over_sequential_with_half"] is None
     assert rows["auto", 1, 2]["used"] == {"halves": 1.0}
     assert record["mean_over_plain"].keys() == {"none"}
     table = report_of(summary).tables[-1]
