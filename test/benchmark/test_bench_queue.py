@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +102,3 @@ def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
         asked = this.custom_params.get("qspec_completions")
         assert name == f"qspec-{asked or given['--speculative-qspec-completions']}"
         assert given["--speculative-qspec-cores"] == "5"
-
-
-def test_on_a_gpu_target_and_sidecar_share_the_first_device() -> None:
-    gpu = replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=())
-    command = configuration("qspec-4", gpu).server().command
-    assert command[command.index("--speculative-qspec-draft-device") + 1] == "cuda:0"
-    assert not {"--device", "--speculative-qspec-cores"} & set(command)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmark.harness import server as server_module
-from benchmark.harness.server import Server, ServerError, reason
+from benchmark.harness.server import Server, reason
 
 PROGRAM = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
@@ -99,38 +99,3 @@ def test_a_server_ends_when_the_benchmark_process_is_killed(tmp_path: Path) -> N
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
-STREAMING = """
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(404 if self.path == "/absent" else 200)
-        self.end_headers()
-        for piece in ('{"n": 1}', '{"n": 2}', '[DONE]' if self.path == "/good" else '{"error": 3}'):
-            self.wfile.write(f"data: {piece}\\n\\n".encode())
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-
-
-def test_a_streamed_answer_is_returned_in_its_chunks_and_errors_are_raised() -> None:
-    streaming = Server("model", launcher=("-c", STREAMING))
-    streaming.launch()
-    try:
-        wait_for(lambda: answers(streaming))
-        assert list(streaming.stream("/good", {})) == [{"n": 1}, {"n": 2}]
-        with pytest.raises(ServerError, match="^3$"):
-            list(streaming.stream("/bad", {}))
-        with pytest.raises(ServerError, match="HTTP 404"):
-            list(streaming.stream("/absent", {}))
-    finally:
-        streaming.stop()
-
-
-def answers(server: Server) -> bool:
-    try:
-        return bool(list(server.stream("/good", {})))
-    except OSError:
-        return False

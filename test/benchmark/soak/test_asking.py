@@ -17,6 +17,7 @@ from benchmark.soak.asking import ask
 PIECES: dict[str, list[str]] = {
     "/good": ['{"n": 1}', '{"n": 2}', "[DONE]"],
     "/cut": ['{"n": 1}'],
+    "/odd": ['{"error": 3}', "[DONE]"],
     "/error": ['{"n": 1}', '{"error": {"code": 503, "message": "busy"}}', "[DONE]"],
 }
 SLOW_S = 5.0
@@ -78,4 +79,6 @@ def test_a_refused_request_a_broken_stream_and_an_absent_server_are_errors(serve
     error = ask(server, "/error", STREAM)
     assert error.status == 503
     assert "busy" in (error.error or "")
+    odd = ask(server, "/odd", STREAM)
+    assert (odd.status, odd.error) == (400, "3")
     assert "Connect" in (ask(Server("model"), "/good", {}).error or "")
