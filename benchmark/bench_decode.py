@@ -33,7 +33,7 @@ from safetensors import safe_open
 
 from benchmark.harness.options import add_servers, parsed, parser_of, positive, settings_of
 from benchmark.harness.output import print_record, say
-from benchmark.harness.report import Table
+from benchmark.harness.report import Table, fields
 from benchmark.harness.statistics import rounded
 from sglang_qspec.tools.measure.model_process import ModelOptions, open_model
 
@@ -46,7 +46,7 @@ VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 READER = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
-array = torch.ones(1 << 28)
+array = torch.ones(int(sys.argv[2]) // 4)
 for _ in sys.stdin:
     found = []
     for _ in range(4):
@@ -57,9 +57,7 @@ for _ in sys.stdin:
 """
 """A process that answers each line with the read bandwidth in GB/s."""
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
-    "model": itemgetter("model"),
-    "cores": itemgetter("cores"),
-    "rows": itemgetter("rows"),
+    **fields("model", "cores", "rows"),
     "ms": itemgetter("pass_ms"),
     "GB/s": itemgetter("bandwidth"),
     "share": lambda row: f"{row['share']:.0%}",
@@ -93,30 +91,26 @@ def weight_bytes(folder: Path, dtype: str) -> int:
     return total
 
 
-class Bandwidth:
-    """Measures the read bandwidth on given cores."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def measure(self) -> float:
-        """GB/s; the best of four reads of 1 GiB."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-
 @contextlib.contextmanager
-def bandwidth_of(cores: str) -> Iterator[Bandwidth]:
-    """Start a process that measures the bandwidth on `cores`, such as `0,1`."""
+def bandwidth_of(cores: str, size: int = 2**30) -> Iterator[Callable[[], float]]:
+    """Start a process that reads memory on `cores`, such as `0,1`.
+
+    Yields a function that measures the bandwidth in GB/s: the best of four reads of `size` bytes.
+    """
     threads = str(len(cores.split(",")))
-    command = ["taskset", "-c", cores, sys.executable, "-c", READER, threads]
+    command = ["taskset", "-c", cores, sys.executable, "-c", READER, threads, str(size)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        questions, answers = process.stdin, process.stdout
+        assert questions is not None
+        assert answers is not None
+
+        def measure() -> float:
+            print(file=questions, flush=True)
+            return float(answers.readline())
+
         try:
-            yield Bandwidth(process)
+            yield measure
         finally:
             process.kill()
 
@@ -128,7 +122,7 @@ def passes_of(name: str, options: ModelOptions, rounds: int) -> Iterator[Mapping
     size = weight_bytes(Path(options.path), options.dtype)
     with open_model(name, options, None) as model, bandwidth_of(options.cores) as bandwidth:
         for _ in range(rounds):
-            read.append(bandwidth.measure())
+            read.append(bandwidth())
             for rows, seconds in found.items():
                 seconds.append(model.call("pass_seconds", rows=rows, seconds=SECONDS))
     for rows, seconds in found.items():

@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -161,27 +162,14 @@ def _report(
         {
             "sidecar": sidecar,
             "running": running,
-            "iterations": one.iterations,
-            "decode_step_ms": round(plain[running].step, 3),
-            "added_ms_median": one.median,
-            "added_ms_p99": one.p99,
-            "added_share": one.median / plain[running].step,
-            "whole_ms_median": one.whole,
-            "width": round(one.width, 2),
-            "parts_ms": one.parts,
+            "decode_step_ms": plain[running].step_ms,
+            **asdict(one),
         }
         for sidecar, running, one in found
     ]
     cores = f"cores {settings.target_cores}, sidecar on {settings.sidecar_cores}"
     print("\n" + Table.of(f"{settings.dtype}, {cores}", rows, COLUMNS, NOTE).text())
-    steps = {
-        str(running): {
-            "iterations": step.iterations,
-            "around_model_ms": step.around_model,
-            "outside_model_ms": step.outside_model,
-        }
-        for running, step in plain.items()
-    }
+    steps = {str(running): asdict(step) for running, step in plain.items()}
     print_record(rounded({"rows": rows, "plain": steps}, 4))
 
 

@@ -2,8 +2,10 @@
 
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --vllm vllm/bin/python --output out
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --matrix --output out
+    python -m benchmark.bench_peers --dataset spec_bench.jsonl --pipelines --output out
 
-All servers may use all processors of the machine, except `qspec-pinned`. `qspec` has a draft model
+All servers may use all processors of the machine, except `qspec-pinned`, and those of
+`--pipelines`. `qspec` has a draft model
 and no other flag, and divides the processors by itself; `qspec-pinned` has one for the target and
 another one for the sidecar; `sglang` is SGLang without speculation; `lookups` is QSPEC without a
 draft model, and `steps` has step drafts in every round. The command line names the peers that run:
@@ -27,41 +29,45 @@ next ones share a prefill, which is rare in service. `--spread 0.5` draws length
 and a half times that length. At the end of a load fewer requests are in flight, so `--prompts`
 should be some times the largest level.
 
+`--pipelines` compares the pipelines `auto`, `queue`, `ahead`, `sequential` and `halves` under
+queues of greedy answers, for each `--k` (draft tokens of a request in a pass); `peers.pipelines`
+describes them. `none` is SGLang without speculation on the target's processor alone. It takes hours
+too; `--k 4 --levels 4 --rounds 1 --max-new-tokens 48` takes minutes.
+
 Each load of a round has prompts of its own, until the file has no more; a prompt that comes again
 may be in the cache of every server. `--levels 8 --rounds 1 --prompts 8` takes some minutes; the
-ratios of one round have no spread. `harness.session` says how a run is resumed and reported.
-`ratios.svg` shows tokens per second of `qspec` over those of `sglang`, and `throughput.svg` those
-of all servers under the steady greedy load.
+ratios of one round have no spread. `harness.session` says how a run is resumed and reported; a
+resumed run may have other `--configs`, `--k` and `--rounds`. `ratios.svg` shows tokens per second
+of `qspec` over those of `sglang`, and `throughput.svg` those of all servers under the steady greedy
+load.
 
 The last line is JSON. The smallest ratios of `qspec` in tokens per second are `worst_over_plain`,
 over `sglang`; `worst_over_best`, over the fastest of `sglang`, `lookups` and `steps` at each load;
 and `over_best_peer_min`, over the fastest peer. `mean_over_plain` has the geometric mean over all
 loads by server and by requests in flight. `loads` has the ratios of each load, and `rows` have
-speedups over `sglang`.
+speedups over `sglang`. Rows of pipelines also have `k`, `step_tokens`, `used` (share of the passes
+by pipeline), `over_none`, and `over_sequential` with its `bound`; `auto_over_best_min` is the
+smallest ratio of `auto` over another pipeline.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-from benchmark.harness import charts
-from benchmark.harness.cells import Cell, in_turn
-from benchmark.harness.dataset import fitting, lengths_of, mixed, of_round, token_ids
+from benchmark.harness.cells import Cell
+from benchmark.harness.dataset import fitting, lengths_of, mixed, token_ids
 from benchmark.harness.options import add_run, parsed, parser_of, positive, settings_of
-from benchmark.harness.report import Report, Table, line_figure
-from benchmark.harness.run import Answer, Run
+from benchmark.harness.run import Run
 from benchmark.harness.server import Server
-from benchmark.harness.serving import keep_in_flight
+from benchmark.harness.serving import keep_in_flight, serve
 from benchmark.harness.session import Session, rounded_up
-from benchmark.harness.speculation import await_drafts, update_settings
-from benchmark.harness.statistics import Ratio, number, ratio_record
-from benchmark.harness.summary import Load, Summary, table
+from benchmark.harness.speculation import update_settings
+from benchmark.harness.summary import Summary
+from benchmark.peers.loads import ARRIVALS, QUEUED, STEADY, cells_of, prompts_of
+from benchmark.peers.pipelines import BASELINE, DESCRIPTIONS, HALVES, PIPELINES
 from benchmark.peers.servers import (
     LOOKUPS,
     NAMES,
@@ -74,209 +80,90 @@ from benchmark.peers.servers import (
     ask,
     configuration,
 )
+from benchmark.peers.summary import record_of, report_of
 
 NAME = "bench_peers"
-MATRIX = (QSPEC, SGLANG, LOOKUPS, STEPS)
-"""The configurations of `--matrix`."""
-LEVELS, ARRIVALS = (1, 2, 4, 8, 16, 32, 64), ("wave", "mixed", "queue")
-"""The loads of `--matrix`."""
-STEADY = "steady"
+LEVELS = (1, 2, 4, 8, 16, 32, 64)
+MATRIX = {
+    "configs": (QSPEC, SGLANG, LOOKUPS, STEPS),
+    "levels": LEVELS,
+    "arrivals": ARRIVALS,
+    "samplings": tuple(SAMPLINGS),
+}
+"""What `--matrix` serves, unless other options say otherwise."""
+PIPELINED = {
+    "configs": (BASELINE, SGLANG, *PIPELINES),
+    "levels": LEVELS[:6],
+    "arrivals": (QUEUED,),
+}
+"""What `--pipelines` serves, unless other options say otherwise."""
+KS = (1, 2, 4, 8)
+WIDTH = 16
+"""Maximum width of a pass of a pipeline, in tokens of a request, unless k needs more."""
 SPREAD = 0.75
 """Largest deviation of a `mixed` answer's length, as a share."""
-QUEUE = 3
-"""Number of requests of a `queue`, over those in flight."""
 WARM_UP_TOKENS = 32
-LONGEST_DRAFT = 16
-"""Room for the drafts of two passes behind the longest answer, in tokens of a pass."""
-HEADS = ("config", "in flight", "arrival", "sampling", "tokens/s", "speedup", "identical", "others")
-NOTE = (
-    "speedup: tokens per second over those of SGLang without speculation; identical: share of the "
-    "answers that SGLang without speculation gives too; others: largest share of the processors "
-    "that other processes took in a round"
-)
-METHOD = """Each round has prompts of its own for each load, until the file has no more. All servers
-answer them in turn, in an order that reverses from round to round; the other servers are stopped
-meanwhile. Before a load a server answers short prompts and idles for some seconds. `spread` is the
-largest deviation of the answers' lengths from the average under a steady load, as a share. bfloat16
-kernels differ between servers, so equal answers are not expected of other projects, and never of
-sampled answers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    width = max(WIDTH, *(k + 1 for k in options.k))
     longest_answer = round((1 + SPREAD) * options.max_new_tokens)
-    longest = options.longest_prompt + longest_answer + 2 * LONGEST_DRAFT
+    # The drafts of two passes may reach beyond the longest answer.
+    longest = options.longest_prompt + longest_answer + 2 * width
     settings = settings_of(options, max(options.levels), rounded_up(longest, 256))
-    texts = mixed(fitting(NAME, options.dataset, settings.model, options.longest_prompt)[0])
+    limit = options.longest_prompt
+    texts = mixed(fitting(NAME, options.dataset, settings.model, limit, options.groups)[0])
     prompts = token_ids(settings.model, texts)
     names = ("levels", "arrivals", "samplings", "prompts", "longest_prompt", "max_new_tokens")
     shown = {name: getattr(options, name) for name in (*names, "spread", "idle")}
     session = Session(NAME, options, settings, shown, prompts)
-    cells = cells_of(options)
-    loads = list(dict.fromkeys(cell.load for cell in cells))
+    served = partial(configuration, settings=settings, programs=options.programs, width=width)
 
     def measure(server: Server, cell: Cell) -> Run:
-        in_flight, kind = cell["in_flight"], cell["sampling"]
-        first, asked = prompts_of(cell, prompts, options, loads)
-
-        def answer(prompt: Sequence[int], tokens: int) -> Answer:
-            return ask(cell.config, server, prompt, tokens, kind)
-
-        def warm_up() -> None:
-            keep_in_flight(server, in_flight, answer, first, [WARM_UP_TOKENS] * len(first))
-
-        if cell.config in OWN:
+        in_flight, is_own = cell["in_flight"], cell.config in OWN
+        first, asked = prompts_of(cell, prompts, options)
+        if is_own:
             # The only setting of a running server that limits the running requests.
             update_settings(server, {"pp_max_micro_batch_size": in_flight})
-        if configuration(cell.config, settings, options.programs).has_sidecar:
-            await_drafts(server, warm_up)
-        warm_up()
-        time.sleep(options.idle)
+        if (pipeline := PIPELINES.get(cell.config)) is not None:
+            update_settings(server, pipeline.runtime(cell["k"]))
+            first *= 2  # queue drafts are made for requests that wait
         spread = {STEADY: options.spread, "mixed": SPREAD}.get(cell["arrival"], 0.0)
         lengths = lengths_of(asked, options.max_new_tokens, spread)
         # A peer has no limit that changes, so its client keeps the rest of a queue.
-        queued = cell["arrival"] == "queue" and cell.config in OWN
-        return keep_in_flight(server, len(asked) if queued else in_flight, answer, asked, lengths)
+        clients = len(asked) if is_own and cell["arrival"] == QUEUED else in_flight
+        answer = partial(ask, cell.config, server, kind=cell["sampling"])
+        return serve(
+            server,
+            lambda: keep_in_flight(clients, answer, asked, lengths),
+            lambda: keep_in_flight(len(first), answer, first, [WARM_UP_TOKENS] * len(first)),
+            has_sidecar=served(cell.config).has_sidecar,
+            flush=False,
+            idle=options.idle,
+        )
 
-    session.serve(
-        cells, lambda cell: configuration(cell.config, settings, options.programs), measure
-    )
+    session.serve(cells_of(options), lambda cell: served(cell.config), measure)
     summary = Summary(session.journal.runs, SGLANG, NAMES)
     return session.finish(report_of(summary), record_of(summary))
 
 
-def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """All cells; every second round has the reverse order. Peers have the greedy loads only."""
-    first = [
-        Cell.of(1, config, in_flight=level, arrival=arrival, sampling=sampling)
-        for sampling in options.samplings
-        for arrival in options.arrivals
-        for level in options.levels
-        for config in options.configs
-        if sampling == "greedy" or config in OWN
-    ]
-    return in_turn(first, options.rounds)
-
-
-def prompts_of(
-    cell: Cell,
-    prompts: Sequence[list[int]],
-    options: argparse.Namespace,
-    loads: Sequence[object],
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The prompts of a cell's warm-up, one for each request in flight, and the measured ones.
-
-    Each of the `loads` of each round has prompts of its own, until the file has no more.
-    """
-    in_flight = cell["in_flight"]
-    counts = {STEADY: options.prompts, "queue": QUEUE * in_flight}
-    count = counts.get(cell["arrival"], in_flight)
-    each = max(options.prompts, QUEUE * max(options.levels)) + max(options.levels)
-    number = 1 + (cell.round - 1) * len(loads) + loads.index(cell.load)
-    found = of_round(prompts, each, number)
-    return found[count : count + in_flight], found[:count]
-
-
-def loads_of(summary: Summary) -> list[Load]:
-    """The loads that QSPEC has served."""
-    return [row.load for row in summary.rows if row.config == QSPEC]
-
-
-def ratios_of(summary: Summary, load: Load) -> dict[str, Ratio | None]:
-    """QSPEC over the fastest of others, by name in the line of JSON; None if none was served."""
-    peers = [name for name in summary.configs if name not in OWN]
-    others = {"plain": (SGLANG,), "best": (SGLANG, LOOKUPS, STEPS), "best_peer": peers}
-    return {
-        f"over_{name}": Ratio.smallest(summary.ratio(QSPEC, each, load) for each in found)
-        for name, found in others.items()
-    }
-
-
-def worst(summary: Summary, name: str) -> Ratio | None:
-    """The smallest of the ratios of this name."""
-    return Ratio.smallest(ratios_of(summary, load)[name] for load in loads_of(summary))
-
-
-def means_of(summary: Summary, config: str) -> dict[int, float]:
-    """Geometric means of the ratios of a server to plain SGLang, by requests in flight."""
-    logs: dict[int, list[float]] = {}
-    for row in summary.rows:
-        ratio = summary.ratio(config, SGLANG, row.load) if row.config == config else None
-        if ratio is not None:
-            logs.setdefault(row.load["in_flight"], []).append(math.log(ratio.median))
-    return {in_flight: round(math.exp(fmean(found)), 3) for in_flight, found in logs.items()}
-
-
-def record_of(summary: Summary) -> dict[str, Any]:
-    """For the line of JSON."""
-    loads = []
-    for load in loads_of(summary):
-        record = dict(load)
-        for name, ratio in ratios_of(summary, load).items():
-            record |= ratio_record(name, ratio)
-        loads.append(record)
-    return {
-        **ratio_record("worst_over_plain", worst(summary, "over_plain")),
-        **ratio_record("worst_over_best", worst(summary, "over_best")),
-        **ratio_record("over_best_peer_min", worst(summary, "over_best_peer")),
-        "mean_over_plain": {
-            config: means_of(summary, config) for config in summary.configs if config != SGLANG
-        },
-        "loads": loads,
-        "rows": [row.record() for row in summary.rows],
-    }
-
-
-def report_of(summary: Summary) -> Report:
-    """A table of ratios, one of all figures, and charts by requests in flight."""
-    found = [{**load, **ratios_of(summary, load)} for load in loads_of(summary)]
-    columns = {
-        "in flight": lambda row: row["in_flight"],
-        "arrival": lambda row: row["arrival"],
-        "sampling": lambda row: row["sampling"],
-        "over SGLang": lambda row: row["over_plain"],
-        "over SGLang, lookups and steps": lambda row: row["over_best"],
-        "over the fastest peer": lambda row: row["over_best_peer"],
-    }
-    ratios = Table.of("Tokens per second of QSPEC over those of others", found, columns)
-    servers = table("Servers", summary.rows, HEADS, NOTE)
-    headline = (
-        f"QSPEC over SGLang without speculation, at least: {number(worst(summary, 'over_plain'))}; "
-        f"over the fastest peer, at least: {number(worst(summary, 'over_best_peer'))}."
-    )
-    speedups = [
-        (row["sampling"], row["arrival"], row["in_flight"], row["over_plain"].median)
-        for row in found
-        if row["over_plain"] is not None
-    ]
-    rates = [
-        ("", row.config, row.load["in_flight"], row.figures.tokens_per_s)
-        for row in summary.rows
-        if (row.load["arrival"], row.load["sampling"]) == (STEADY, "greedy")
-    ]
-    x = "requests in flight"
-    title, caption = "Speedup by requests in flight", "QSPEC over SGLang without speculation."
-    figures = line_figure("ratios", title, caption, speedups, (x, "speedup"), reference=1.0)
-    title, caption = "Throughput by requests in flight", "Output tokens per second of each server."
-    colors = dict(zip(NAMES, charts.COLORS * 2, strict=False))
-    axes = (x, "tokens/s")
-    figures += line_figure("throughput", title, caption, rates, axes, colors=colors)
-    return Report(
-        "Throughput beside other servers", headline, [ratios, servers], METHOD, figures=figures
-    )
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of(NAME, __doc__)
+    parser = parser_of(NAME, __doc__, DESCRIPTIONS)
     add = parser.add_argument
     add("--dataset", type=Path, required=True, help="Spec-Bench's questions, or JSONL with prompts")
+    add("--groups", nargs="+", help="groups to serve (default: all)")
     add("--vllm", type=Path, help="a Python interpreter that has vLLM")
     add("--llama-server", type=Path, help="llama.cpp's server; needs --gguf")
     add("--openvino", type=Path, help="a Python interpreter that has OpenVINO GenAI; needs --gguf")
     add("--gguf", type=Path, help="the target as a GGUF file, in float16 for OpenVINO")
     add("--gguf-draft", type=Path, help="llama.cpp's draft model as a GGUF file (default: none)")
     add("--matrix", action="store_true", help="all levels, arrivals and samplings but steady loads")
-    add("--configs", nargs="+", help="servers to run (default: all that can but lookups and steps)")
+    add("--pipelines", action="store_true", help="the pipelines by k and number of requests")
+    ks = "draft tokens of a pipeline (default: 1 2 4 8)"
+    add("--k", nargs="+", type=positive, default=KS, help=ks)
+    running = "servers to run (default: qspec, qspec-pinned, sglang and all peers that can)"
+    add("--configs", nargs="+", help=running)
     levels = "requests in flight (default: 1 2 4 8 16)"
     add("--levels", nargs="+", type=positive, help=levels)
     add("--arrivals", nargs="+", choices=(STEADY, *ARRIVALS), help="(default: steady)")
@@ -302,13 +189,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         choices = ", ".join(programs.names)
         parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
-    matrix = options.matrix
+    if options.matrix and options.pipelines:
+        parser.error("--matrix and --pipelines exclude each other")
+    parts = (LOOKUPS, STEPS, BASELINE, *PIPELINES)
+    usual = {
+        "configs": [name for name in programs.names if name not in parts],
+        "levels": LEVELS[:5],
+        "arrivals": (STEADY,),
+        "samplings": ("greedy",),
+    }
+    chosen = MATRIX if options.matrix else PIPELINED if options.pipelines else {}
+    for name, values in {**usual, **chosen}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, values)
     options.programs = programs
-    served = [name for name in programs.names if name not in (LOOKUPS, STEPS)]
-    options.configs = options.configs or (MATRIX if matrix else served)
-    options.levels = sorted(set(options.levels or (LEVELS if matrix else LEVELS[:5])))
-    options.arrivals = options.arrivals or (ARRIVALS if matrix else (STEADY,))
-    options.samplings = options.samplings or (tuple(SAMPLINGS) if matrix else ("greedy",))
+    options.levels, options.k = sorted(set(options.levels)), sorted(set(options.k))
+    odd = [level for level in options.levels if level > 1 and level % 2]
+    if odd and HALVES in options.configs:
+        parser.error(f"--levels: {odd[0]} requests cannot be split into equal halves")
     return options
 
 

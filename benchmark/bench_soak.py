@@ -57,7 +57,6 @@ from benchmark.soak.journal import EVENTS_FILE, Journal
 from benchmark.soak.mix import Mix
 from benchmark.soak.monitor import COLUMNS, Monitor
 from benchmark.soak.references import PLAINLY, gather
-from benchmark.soak.slope import Slope
 from benchmark.soak.summary import server_slopes, sidecar_lives
 from benchmark.soak.templates import Template, pool
 from benchmark.soak.traffic import Traffic
@@ -297,7 +296,8 @@ def finish(record: dict[str, Any], soak: Soak, folder: Path) -> int:
 
 
 def _shown(found: dict[str, float] | None) -> str:
-    return str(Slope(**found)) if found else "too few samples"
+    text = "{per_hour:+.2f} ({low:+.2f} to {high:+.2f})"
+    return text.format(**found) if found else "too few samples"
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def write(folder: Path, shape: str) -> Path:
     made = folder / shape
     made.mkdir(parents=True, exist_ok=True)
     (made / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[shape]}, indent=1))
+    target = demo_models().target
     for name in TOKENIZER:
-        shutil.copyfile(demo_models().target / name, made / name)
+        shutil.copyfile(target / name, made / name)
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmark.gpu_check.environment import ROOT
 from benchmark.gpu_check.outcome import Options, Steps
-from benchmark.harness.report import Table
+from benchmark.harness.report import Table, fields
 from benchmark.harness.statistics import number
 from benchmark.prompts import PROMPTS
 
@@ -54,7 +54,7 @@ def queue(options: Options, steps: Steps) -> None:
         arguments = ["--dataset", str(dataset), "--max-new-tokens", tokens, "--dtype", "bfloat16"]
         record = run("bench_queue", [*arguments, "--configs", *CONFIGS], options)
     steps.found.figures |= {"rows": record["rows"], "command": record["command"]}
-    columns = {name: _field(name) for name in ("config", "tokens_per_s", "speedup", "accept_len")}
+    columns = fields("config", "tokens_per_s", "speedup", "accept_len")
     note = "One round, so the speedup has no spread. bfloat16, 2 running at once."
     steps.found.tables.append(Table.of("bench_queue in small", record["rows"], columns, note))
     with steps.check("rows"):
@@ -71,8 +71,7 @@ def worst_case(options: Options, steps: Steps) -> None:
     record = run("bench_worst_case", arguments, options)
     kept = ("worst_ratio", "rows", "failed", "command")
     steps.found.figures |= {name: record.get(name) for name in kept}
-    names = ("case", "in_flight", "config", "tokens_per_s", "speedup", "accept_len")
-    columns = {name: _field(name) for name in names}
+    columns = fields("case", "in_flight", "config", "tokens_per_s", "speedup", "accept_len")
     note = "One round, so a speedup has no spread."
     steps.found.tables.append(Table.of("bench_worst_case in small", record["rows"], columns, note))
     with steps.check("cells"):
@@ -92,7 +91,3 @@ def run(name: str, arguments: Sequence[str], options: Options) -> dict[str, Any]
     except (IndexError, ValueError) as error:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stdout[-500:]}") from error
     return record
-
-
-def _field(name: str) -> Any:
-    return lambda row: number(row.get(name))

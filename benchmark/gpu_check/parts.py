@@ -22,12 +22,7 @@ _SERVED = "starts servers; the test suite runs this on a CPU ({})"
 
 PARTS = (
     Part("environment", f"{_HERE}.environment", 60, "GPU, driver, torch, CUDA toolkit, sgl_kernel"),
-    Part(
-        "kernels",
-        f"{_HERE}.pytests",
-        300,
-        "tests of kernels and tensor code, on the device",
-    ),
+    Part("kernels", f"{_HERE}.pytests", 300, "tests of kernels and tensor code, on the device"),
     Part(
         "mocked",
         f"{_HERE}.pytests",
@@ -65,7 +60,7 @@ PARTS = (
         f"{_HERE}.times",
         300,
         "V(b, w): time of a pass by requests and width, of an 8B model and the demo model",
-        _SERVED.format("benchmark/bench_batch_parallel.py measures V"),
+        _SERVED.format("bench_peers --pipelines measures V"),
     ),
     Part(
         "draft_times",

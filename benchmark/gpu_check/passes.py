@@ -10,7 +10,14 @@ from itertools import cycle, islice
 from typing import Any
 
 from benchmark.gpu_check.outcome import Options, Steps
-from benchmark.gpu_check.serving import LOGGING, Passes, captured, demo_settings, passes_of
+from benchmark.gpu_check.serving import (
+    LOGGING,
+    Passes,
+    capability,
+    captured,
+    demo_settings,
+    passes_of,
+)
 from benchmark.harness.configuration import Configuration
 from benchmark.harness.dataset import render
 from benchmark.harness.report import Table
@@ -58,7 +65,7 @@ HOPPER = 9
 def passes(options: Options, steps: Steps) -> None:
     """Serve each mix by a server in bfloat16, and count its passes."""
     serve(options, steps, "", ())
-    if options.on_gpu and not options.flags and _capability() == HOPPER:
+    if options.on_gpu and not options.flags and capability()[0] == HOPPER:
         with steps.check("ragged"):
             serve(options, steps, "ragged ", RAGGED)
 
@@ -142,12 +149,6 @@ def compare(server: Server, prompts: Sequence[str], tokens: int) -> tuple[float,
             (first, *_), (second, *_) = theirs["meta_info"]["output_top_logprobs"][place][:2]
             gaps.append(first - second)
     return 1.0 - len(gaps) / len(plain), gaps
-
-
-def _capability() -> int:
-    import torch
-
-    return torch.cuda.get_device_capability()[0]
 
 
 def table(found: Mapping[str, Passes], options: Options, prefix: str) -> Table:

@@ -18,7 +18,7 @@ from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import settings
 from benchmark.gpu_check.times import DUMMY, PROMPT_IDS, PROMPT_TOKENS, models
 from benchmark.harness.configuration import Configuration
-from benchmark.harness.report import Table
+from benchmark.harness.report import Table, fields
 from benchmark.harness.server import Server
 
 BATCHES = (1, 8, 32, 64)
@@ -51,7 +51,7 @@ def plain_times(options: Options, steps: Steps) -> None:
         ]
         rows = measure(servers, batches, tokens)
     steps.found.figures["rows"] = rows
-    columns = {name: _shown(name) for name in ("kind", "requests", "plain_ms", "qspec_ms", "ratio")}
+    columns = fields("kind", "requests", "plain_ms", "qspec_ms", "ratio")
     note = f"Medians of {ROUNDS} rounds; the ratio is the time without QSPEC over the time with it."
     steps.found.tables.append(Table.of("Decode steps without drafts, in ms", rows, columns, note))
 
@@ -93,7 +93,3 @@ def step_ms(
         server.post("/generate", {"input_ids": texts, "sampling_params": asked})
         seconds.append(time.perf_counter() - began)
     return 1e3 * (seconds[1] - seconds[0]) / (tokens[1] - tokens[0])
-
-
-def _shown(name: str) -> Any:
-    return lambda row: row[name]

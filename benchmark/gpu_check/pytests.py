@@ -59,18 +59,10 @@ def run(steps: Steps, arguments: Sequence[str], environment: Mapping[str, str] =
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         report = Path(folder) / "report.xml"
         # The tests import the package of this process, which need not be the one of the checkout.
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-o",
-            "pythonpath=",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-o", "pythonpath=", f"--junitxml={report}", *arguments]
         done = subprocess.run(
-            [*command, f"--junitxml={report}", *arguments],
+            command,
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

@@ -37,6 +37,13 @@ def settings(
     return Settings(model, draft, dtype, *lengths, target, sidecar, flags=tuple(options.flags))
 
 
+def capability() -> tuple[int, int]:
+    """The compute capability of the GPU."""
+    import torch
+
+    return torch.cuda.get_device_capability()
+
+
 @dataclass(frozen=True)
 class Passes:
     """Decode and verify passes of a server since its start."""

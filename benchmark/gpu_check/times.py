@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmark.gpu_check import dummy
 from benchmark.gpu_check.outcome import Options, Steps
-from benchmark.gpu_check.serving import demo_settings, settings
+from benchmark.gpu_check.serving import capability, demo_settings, settings
 from benchmark.harness import standin
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.report import Table
@@ -133,13 +133,14 @@ def grid(
 def draft_times(options: Options, steps: Steps) -> None:
     """Measure D(b): the time of one draft step by requests, of each draft model in turn."""
     rows = (1, 2) if options.emulated else DRAFT_ROWS
+    has_stand_ins = options.on_gpu and standin.import_error() is not None
     lines: list[list[str]] = []
     with models(options) as (folder, shapes):
         made: dict[str, tuple[str, dict[str, Any]]] = {}
         for shape in shapes:
             path = str(dummy.write(folder, shape))
             made[f"{shape}, bfloat16"] = path, {"load_format": "dummy"}
-            if options.on_gpu and _takes_fp8():
+            if options.on_gpu and capability() >= FP8_CAPABILITY:
                 fp8 = {"load_format": "dummy", "quantization": "fp8"}
                 made[f"{shape}, fp8"] = path, fp8
         made["demo"] = str(demo_settings(options, "bfloat16", 1).draft_model), {}
@@ -150,7 +151,7 @@ def draft_times(options: Options, steps: Steps) -> None:
                     device="cuda:0" if options.on_gpu else "cpu",
                     dtype="bfloat16",
                     mem_fraction=0.0 if options.on_gpu else 0.1,
-                    attention_backend=_attention_backend() if options.on_gpu else None,
+                    attention_backend=standin.BACKEND if has_stand_ins else None,
                     **loading,
                 )
                 with open_model(name, asked, os.environ.get("CUDA_VISIBLE_DEVICES")) as model:
@@ -172,13 +173,3 @@ def models(options: Options) -> Iterator[tuple[Path, Sequence[str]]]:
     shapes = ("tiny",) if options.emulated or not options.on_gpu else ("llama-8b", "llama-1b")
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         yield Path(folder), shapes
-
-
-def _attention_backend() -> str | None:
-    return standin.BACKEND if standin.import_error() is not None else None
-
-
-def _takes_fp8() -> bool:
-    import torch
-
-    return torch.cuda.get_device_capability() >= FP8_CAPABILITY

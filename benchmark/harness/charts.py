@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 WIDTH, HEIGHT = 7.0, 3.6
 """Size of a chart, in inches; a page shows its width in about 700 pixels."""
-GREY = "#6e7681"
-BLUE, ORANGE, GREEN, VIOLET, RED = "#2f81f7", "#d9730d", "#0d9488", "#a855f7", "#e5484d"
-COLORS = (BLUE, ORANGE, GREEN, VIOLET, RED)
+GREY, RED = "#6e7681", "#e5484d"
+COLORS = ("#2f81f7", "#d9730d", "#0d9488", "#a855f7", RED)
 COLORED = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
 )
@@ -40,14 +39,6 @@ Panels = Mapping[str, Mapping[str, Mapping[float, float]]]
 """Panels by title; a panel has lines by name, and a line has values by x."""
 
 
-class Bar(NamedTuple):
-    """A bar of a timeline."""
-
-    begin: float
-    length: float
-    text: str
-
-
 def available() -> bool:
     """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
@@ -59,7 +50,6 @@ def lines(
     y_axis: str = "",
     *,
     colors: Mapping[str, str] | None = None,
-    dashed: Collection[str] = (),
     reference: float | None = None,
     marks: Collection[float] = (),
     stacked: bool = False,
@@ -75,7 +65,7 @@ def lines(
     for axes, (title, named) in zip(several, panels.items(), strict=True):
         for name, points in named.items():
             places, values = zip(*sorted(points.items()), strict=True)
-            style: dict[str, Any] = {"linestyle": "--" if name in dashed else "-", "label": name}
+            style: dict[str, Any] = {"label": name}
             style |= {"color": colors[name]} if colors else {}
             style |= {"marker": "o", "markersize": 4} if not stacked else {"linewidth": 1.2}
             (handles[name],) = axes.plot(places, values, **style)
@@ -101,26 +91,7 @@ def lines(
     return _svg(figure)
 
 
-def timeline(rows: Mapping[str, Sequence[Bar]], axis: str, colors: Mapping[str, str]) -> str:
-    """Bars along a common time axis, with the first of `rows` at the top.
-
-    A row has the color of the last word of its name.
-    """
-    figure, (axes,) = _chart()
-    axes.grid(False)
-    for place, (name, bars) in enumerate(rows.items()):
-        color = colors[name.split()[-1]]
-        lengths, begins = [bar.length for bar in bars], [bar.begin for bar in bars]
-        drawn = axes.barh([place] * len(bars), lengths, 0.8, begins, color=color, edgecolor="white")
-        texts = [bar.text for bar in bars]
-        axes.bar_label(drawn, texts, label_type="center", color="white", fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.set_xlabel(axis)
-    return _svg(figure)
-
-
-def _chart(panels: int = 1, stacked: bool = False) -> tuple[Any, list[Any]]:
+def _chart(panels: int, stacked: bool) -> tuple[Any, list[Any]]:
     import matplotlib as mpl
 
     # Not pyplot, which keeps figures and looks for a display.

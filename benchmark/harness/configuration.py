@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from benchmark.harness import standin
-from benchmark.harness.machine import provenance
 from benchmark.harness.server import Server
 
 SIDECAR_FLAGS = ("--speculative-draft-model-path", "--speculative-qspec-endpoint")
@@ -139,8 +137,3 @@ def with_and_without(settings: Settings, *flags: str) -> tuple[Configuration, Co
         Configuration("no speculation", settings, (), settings.target_cores),
         Configuration("QSPEC", settings, settings.qspec(*flags), settings.target_cores),
     )
-
-
-def facts_of(settings: Settings, **more: Any) -> dict[str, Any]:
-    """Command, versions, machine and settings, for the JSON line and the report."""
-    return {**provenance(), "settings": settings.shown, **more}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmark.harness.output import say
 from sglang_qspec.errors import ConfigError
@@ -41,9 +42,7 @@ def spread(items: Sequence[Item], count: int | None) -> list[Item]:
 
 def render(model: Path, prompts: Sequence[str]) -> list[str]:
     """The prompts in the model's chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = tokenizer_of(model)
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
@@ -60,18 +59,16 @@ def fitting(
     Ends the process with a message of benchmark `name` if the file cannot be used or all prompts
     are too long.
     """
-    from transformers import AutoTokenizer
-
     try:
         loaded = by_group(load(path), groups)
     except ConfigError as error:
         sys.exit(f"{name}: error: {error}")
-    tokenizer = AutoTokenizer.from_pretrained(model)
     found: dict[str, list[str]] = {}
     too_long: dict[str, int] = {}
     for group, members in loaded.items():
         texts = render(model, [prompt.text for prompt in members])
-        short = [text for text in texts if len(tokenizer(text).input_ids) <= limit]
+        lengths = map(len, token_ids(model, texts))
+        short = [text for text, length in zip(texts, lengths, strict=True) if length <= limit]
         if short:
             found[group] = short
         too_long[group] = len(texts) - len(short)
@@ -95,10 +92,16 @@ def mixed(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 def token_ids(model: Path, texts: Sequence[str]) -> list[list[int]]:
     """The token ids of texts in the model's chat template."""
+    tokenizer = tokenizer_of(model)
+    return [tokenizer(text).input_ids for text in texts]
+
+
+@cache
+def tokenizer_of(model: Path) -> Any:
+    """The tokenizer of transformers."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [tokenizer(text).input_ids for text in texts]
+    return AutoTokenizer.from_pretrained(model)
 
 
 def lengths_of(prompts: Sequence[Sequence[int]], tokens: int, spread: float) -> list[int]:

@@ -94,10 +94,8 @@ def settings_of(
     if target is None:
         unpinned = vars(options).get("unpinned", False)
         target, sidecar = ((), ()) if unpinned else split_cores(on_gpu)
-    lengths = (slots, context_length, on_gpu)
-    pinned = (target, sidecar)
-    more = (total_tokens, options.flags)
-    return Settings(model, draft_model, options.dtype, *lengths, *pinned, *more)
+    given = (slots, context_length, on_gpu, target, sidecar, total_tokens, options.flags)
+    return Settings(model, draft_model, options.dtype, *given)
 
 
 def positive(text: str) -> int:

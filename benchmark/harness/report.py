@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, Literal, TypeVar
 
 from benchmark.harness import charts
@@ -110,6 +111,11 @@ class Table:
         rule = ["---"] * len(self.head)
         rows = "\n".join(f"| {' | '.join(line)} |" for line in (self.head, rule, *self.lines))
         return f"## {self.title}\n\n{rows}\n\n{self.note}\n"
+
+
+def fields(*names: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
+    """Columns for rows that are mappings, each with the name of its field as the head."""
+    return {name: methodcaller("get", name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -47,15 +47,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """The time from a piece of a streamed answer to the next one."""
-
-    seconds: float
-    tokens: int
-    """Tokens in the later piece."""
-
-
-@dataclass(frozen=True)
 class Counters:
     """Counters of a server's passes and of its sidecar, since the start or in a cell."""
 
@@ -108,8 +99,6 @@ class Run:
     """Seconds in which the target prefilled and decoded nothing."""
     counters: Counters | None = None
     """Counters of this cell; None without a sidecar."""
-    gaps: tuple[Gap, ...] = ()
-    """Gaps between the pieces of streamed answers; empty if the answers were not streamed."""
     retried: int = 0
     """Number of requests that the server answered at the second attempt."""
 
@@ -234,7 +223,7 @@ class Run:
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """Consecutive runs of one server as one run, without their gaps."""
+    """Consecutive runs of one server as one run."""
     counters = [run.counters for run in runs if run.counters is not None]
     return Run(
         sum(run.seconds for run in runs),
@@ -242,7 +231,7 @@ def joined(runs: Sequence[Run]) -> Run:
         max(run.others_share for run in runs),
         sum(run.prefill_seconds for run in runs),
         _sum(counters) if counters else None,
-        retried=sum(run.retried for run in runs),
+        sum(run.retried for run in runs),
     )
 
 

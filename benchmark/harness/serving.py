@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from benchmark.harness.others import Others
-from benchmark.harness.run import Answer, Gap, Run
+from benchmark.harness.run import Answer, Run
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import await_drafts, settled_counters
 
@@ -22,7 +22,7 @@ WARM_UP_TOKENS = 16
 
 Prompt = TypeVar("Prompt")
 Raw = Mapping[str, Any]
-"""The answer of /generate to one prompt."""
+"""The answer of /generate to one prompt, or that of a peer with `output_ids` alone."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Sent:
     raw: Sequence[Raw]
     latencies: Sequence[float] | None = None
     """Seconds from each arrival to its answer; None if the server's latencies count."""
-    gaps: tuple[Gap, ...] = ()
     retried: int = 0
     """Requests that were answered at the second attempt."""
 
@@ -45,11 +44,13 @@ def serve(
     has_sidecar: bool,
     await_sidecar: bool = True,
     flush: bool = True,
+    idle: float = 0.0,
 ) -> Run:
     """Measure `send` on a warm server; `flush` empties its cache first.
 
-    `await_sidecar` repeats the warm-up until the sidecar drafts. Raises ServerError, OSError, or
-    RuntimeError if the sidecar drafts nothing or does not stop drafting.
+    `await_sidecar` repeats the warm-up until the sidecar drafts. The server then idles for `idle`
+    seconds. Raises ServerError, OSError, or RuntimeError if the sidecar drafts nothing or does not
+    stop drafting.
     """
     if has_sidecar and await_sidecar:
         await_drafts(server, warm_up)
@@ -58,6 +59,7 @@ def serve(
     if flush:
         server.post("/flush_cache?timeout=10", {})
     before = settled_counters(server) if has_sidecar else None
+    time.sleep(idle)
     began, others = time.monotonic(), Others(server)
     sent = send()
     seconds, share = time.monotonic() - began, others.share()
@@ -65,7 +67,7 @@ def serve(
     latencies = sent.latencies or [raw["meta_info"]["e2e_latency"] for raw in sent.raw]
     answers = tuple(map(read_answer, sent.raw, latencies))
     prefill = prefill_seconds(sent.raw)
-    return Run(seconds, answers, share, prefill, counters, sent.gaps, sent.retried)
+    return Run(seconds, answers, share, prefill, counters, sent.retried)
 
 
 def warm_up(server: Server, requests: int, sampling: Mapping[str, Any]) -> None:
@@ -78,8 +80,6 @@ def warm_up(server: Server, requests: int, sampling: Mapping[str, Any]) -> None:
 def send_batch(server: Server, body: Mapping[str, Any], tokens: int) -> Sent:
     """Send all prompts of `body` in one request; `tokens` bounds the sum of output tokens."""
     timeout = 120.0 + tokens / SLOWEST_TOKENS_PER_S
-    if body.get("stream"):
-        return read_stream(server, body, timeout)
     return Sent(list(map(checked, server.post("/generate", dict(body), timeout))))
 
 
@@ -128,45 +128,24 @@ def send_each(
 
 
 def keep_in_flight(
-    server: Server,
     in_flight: int,
-    ask: Callable[[Prompt, int], Answer],
+    ask: Callable[[Prompt, int], Raw],
     prompts: Sequence[Prompt],
     lengths: Sequence[int],
-) -> Run:
+) -> Sent:
     """Keep `in_flight` requests at a server until all prompts have their answers.
 
     `ask` gets the answer to a prompt, of a length in tokens. Raises what `ask` raises.
     """
 
-    def answer(prompt: Prompt, length: int) -> Answer:
+    def timed(prompt: Prompt, length: int) -> tuple[Raw, float]:
         began = time.monotonic()
         found = ask(prompt, length)
-        seconds = time.monotonic() - began
-        return replace(found, latency=seconds, service=seconds)
+        return found, time.monotonic() - began
 
     with ThreadPoolExecutor(in_flight) as pool:
-        began, others = time.monotonic(), Others(server)
-        answers = tuple(pool.map(answer, prompts, lengths))
-        return Run(time.monotonic() - began, answers, others.share())
-
-
-def read_stream(server: Server, body: Mapping[str, Any], timeout: float) -> Sent:
-    """The last piece of each answer, which holds all its tokens, and the gaps between pieces."""
-    last: dict[int, Raw] = {}
-    came: dict[int, float] = {}
-    gaps = []
-    for piece in server.stream("/generate", dict(body), timeout):
-        now = time.monotonic()
-        index = piece.get("index", 0)
-        if index in last:
-            known = last[index]["meta_info"]["completion_tokens"]
-            fresh = piece["meta_info"]["completion_tokens"] - known
-            # The last piece may only say that the answer has ended.
-            if fresh:
-                gaps.append(Gap(now - came[index], fresh))
-        came[index], last[index] = now, piece
-    return Sent([checked(last[index]) for index in sorted(last)], gaps=tuple(gaps))
+        answers, latencies = zip(*pool.map(timed, prompts, lengths), strict=True)
+        return Sent(answers, latencies)
 
 
 def checked(raw: Raw) -> Raw:
@@ -178,7 +157,7 @@ def checked(raw: Raw) -> Raw:
 
 
 def read_answer(raw: Raw, latency: float) -> Answer:
-    """The answer of /generate to one prompt, `latency` seconds after its arrival."""
+    """The answer to one prompt, `latency` seconds after its arrival; a peer has no queue time."""
     meta = raw["meta_info"]
     output_ids = tuple(raw["output_ids"])
     passes, proposed = max(len(output_ids) - 1, 0), 0
@@ -191,7 +170,7 @@ def read_answer(raw: Raw, latency: float) -> Answer:
     elif "spec_verify_ct" in meta:
         passes, proposed = meta["spec_verify_ct"], meta["spec_num_proposed_drafts"]
         accepted = {"ngram": meta["spec_num_correct_drafts"]}
-    service = meta["e2e_latency"] - meta["queue_time"]
+    service = meta.get("e2e_latency", latency) - meta.get("queue_time", 0.0)
     return Answer(output_ids, latency, service, passes, proposed, accepted)
 
 

@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from benchmark.harness import charts
 from benchmark.harness.cells import Cell
-from benchmark.harness.configuration import Configuration, Settings, facts_of
+from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
 from benchmark.harness.journal import Journal, JournalError, digest
-from benchmark.harness.machine import machine, versions
+from benchmark.harness.machine import machine, provenance, versions
 from benchmark.harness.output import say, write
 from benchmark.harness.report import HTML, Report
 from benchmark.harness.run import Run
@@ -122,7 +122,7 @@ class Session:
         The session adds the failures, and what was run and where, to the report and the record. The
         exit code is 0 only if cells were measured and no configuration failed.
         """
-        what = facts_of(self._settings, **self._shown, **facts)
+        what = {**provenance(), "settings": self._settings.shown, **self._shown, **facts}
         report = replace(report, facts=what, failed=self.failed)
         page = self.folder / "report.md"
         page.write_text(report.markdown(), encoding="utf-8")

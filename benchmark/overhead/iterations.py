@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmark.harness.statistics import percentile
 
@@ -52,43 +51,36 @@ class Iteration:
 
 
 def read(lines: Iterable[str]) -> list[Iteration]:
-    """The decode iterations in the probe's lines, which are in nanoseconds."""
+    """The decode iterations in the probe's lines."""
     rows = (json.loads(line) for line in lines)
-    return [Iteration(**_milliseconds(row)) for row in rows if row.pop("decode")]
-
-
-def _milliseconds(row: dict[str, Any]) -> dict[str, Any]:
-    counts = ("running", "width")
-    tables = {
-        name: {part: ns / 1e6 for part, ns in row[name].items()} for name in ("hooks", "parts")
-    }
-    times = {name: row[name] / 1e6 for name in row.keys() - {*counts, *tables}}
-    return {**{name: row[name] for name in counts}, **times, **tables}
+    return [Iteration(**row) for row in rows if row.pop("decode")]
 
 
 @dataclass(frozen=True)
 class PlainDecode:
-    """A server without speculation at some number of running requests. Medians in milliseconds."""
+    """A server without speculation at some number of running requests. Times are medians."""
 
     iterations: int
-    step: float
+    step_ms: float
     """A decode step: the worker's call, sampling included."""
-    around_model: float
-    outside_model: float
+    around_model_ms: float
+    outside_model_ms: float
 
 
 @dataclass(frozen=True)
 class Added:
-    """The time that QSPEC adds to an iteration, against plain decoding. In milliseconds."""
+    """The time that QSPEC adds to an iteration, against plain decoding."""
 
     iterations: int
     width: float
     """Mean width of the iterations' passes, in tokens of a request."""
-    median: float
-    p99: float
-    whole: float
+    added_ms_median: float
+    added_ms_p99: float
+    added_share: float
+    """The median over the time of a plain decode step."""
+    whole_ms_median: float
     """Median of whole iterations, with the scheduler's own work for several tokens per request."""
-    parts: dict[str, float]
+    parts_ms: dict[str, float]
     """Mean time of each part, largest first; `other` is the rest. The parts add up to the mean of
     `ours` plus the waits, so they include the time of a plain decode step."""
 
@@ -106,12 +98,14 @@ def added(iterations: Sequence[Iteration], plain: PlainDecode) -> Added:
     _check(iterations)
     ours = [iteration.ours for iteration in iterations]
     whole = statistics.median(iteration.outside_model for iteration in iterations)
+    median = statistics.median(ours) - plain.around_model_ms
     return Added(
         len(iterations),
         statistics.mean(iteration.width for iteration in iterations),
-        statistics.median(ours) - plain.around_model,
-        percentile(ours, 0.99) - plain.around_model,
-        whole - plain.outside_model,
+        median,
+        percentile(ours, 0.99) - plain.around_model_ms,
+        median / plain.step_ms,
+        whole - plain.outside_model_ms,
         _parts(iterations),
     )
 

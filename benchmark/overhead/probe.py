@@ -65,27 +65,31 @@ PARTS = {
 """Parts of the worker's call besides the model, without overlap."""
 
 
+def _now_ms() -> float:
+    return time.perf_counter() * 1e3
+
+
 class Stopwatch:
-    """Records the times of each scheduler iteration, in nanoseconds."""
+    """Records the times of each scheduler iteration, in milliseconds."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._began: int | None = None
+        self._began: float | None = None
         self._row: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         self._in_worker = False
 
     def turn(self, batch: Any) -> None:
         """Begin an iteration, and end the previous one."""
-        now = time.perf_counter_ns()
+        now = _now_ms()
         self._close(now)
         self._began = now
         self._row = {
             "decode": batch.forward_mode.is_decode(),
             "running": len(batch.reqs),
             "width": 1,
-            "worker": 0,
-            "model": 0,
+            "worker": 0.0,
+            "model": 0.0,
             "hooks": {},
             "parts": {},
         }
@@ -98,7 +102,7 @@ class Stopwatch:
                 file.writelines(json.dumps(row) + "\n" for row in self._rows)
             self._rows.clear()
 
-    def _close(self, now: int | None) -> None:
+    def _close(self, now: float | None) -> None:
         if self._began is not None and now is not None:
             self._row["period"] = now - self._began
             self._rows.append(self._row)
@@ -113,13 +117,13 @@ class Stopwatch:
             if is_worker and self._in_worker:
                 return function(*args, **kwargs)
             self._in_worker |= is_worker
-            began = time.perf_counter_ns()
+            began = _now_ms()
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._in_worker &= not is_worker
             if self._began is not None:
-                self._row[name] += time.perf_counter_ns() - began
+                self._row[name] += _now_ms() - began
                 if is_worker:
                     self._row["width"] = getattr(result, "speculative_num_draft_tokens", None) or 1
             return result
@@ -133,10 +137,10 @@ class Stopwatch:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._began is None or (kind == "parts") != self._in_worker:
                 return function(*args, **kwargs)
-            began = time.perf_counter_ns()
+            began = _now_ms()
             result = function(*args, **kwargs)
             times = self._row[kind]
-            times[name] = times.get(name, 0) + time.perf_counter_ns() - began
+            times[name] = times.get(name, 0.0) + _now_ms() - began
             return result
 
         return timed

@@ -1,1 +1,4 @@
-"""The servers of `bench_peers`, and how each is asked."""
+"""The parts of `bench_peers`.
+
+loads (pipelines) ─► harness.session (servers, openvino_server) ─► summary (pipelines)
+"""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmark.harness.configuration import Configuration, Settings
-from benchmark.harness.run import Answer
 from benchmark.harness.server import Server
-from benchmark.harness.serving import checked, read_answer
+from benchmark.harness.serving import Raw, checked
+from benchmark.peers.pipelines import BASELINE, PIPELINES
+from sglang_qspec.tools.ports import HOST
 
 QSPEC, PINNED, SGLANG, LOOKUPS, STEPS = "qspec", "qspec-pinned", "sglang", "lookups", "steps"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
 OPENVINO, OPENVINO_LOOKUP = "openvino", "openvino-lookup"
-OWN = (QSPEC, PINNED, SGLANG, LOOKUPS, STEPS)
+OWN = (QSPEC, PINNED, SGLANG, LOOKUPS, STEPS, BASELINE, *PIPELINES)
 """Names of the configurations of SGLang; all others are peers."""
 NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT, OPENVINO, OPENVINO_LOOKUP)
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}'
@@ -85,12 +86,10 @@ class Peer(Server):
 
     health = "/health"
 
-    def __init__(
-        self, command: Callable[[int], Sequence[str]], environment: Mapping[str, str]
-    ) -> None:
-        """`command` is the server's command line on a given port of 127.0.0.1."""
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`command` is the server's command line without host and port."""
         super().__init__("", environment=dict(environment))
-        self.command = list(command(self.port))
+        self.command = [*command, "--host", HOST, "--port", str(self.port)]
 
 
 @dataclass(frozen=True)
@@ -110,21 +109,27 @@ class PeerConfiguration(Configuration):
         launcher: Sequence[str] = (),  # noqa: ARG002
     ) -> Server:
         """A server that is not started yet; `launcher` has no effect."""
-
-        def command(port: int) -> Sequence[str]:
-            return [*self.command, "--host", "127.0.0.1", "--port", str(port)]
-
-        return Peer(command, {KV_SPACE: os.environ.get(KV_SPACE, KV_GIB), **(environment or {})})
+        return Peer(
+            self.command, {KV_SPACE: os.environ.get(KV_SPACE, KV_GIB), **(environment or {})}
+        )
 
 
-def configuration(name: str, settings: Settings, programs: Programs) -> Configuration:
-    """The configuration with this name; all but QSPEC's pinned one use all processors."""
+def configuration(name: str, settings: Settings, programs: Programs, width: int) -> Configuration:
+    """The configuration with this name.
+
+    All pipelines share a server, and so one sidecar; `width` is its widest pass, in tokens of a
+    request. Its target has the cores of the settings, as have those of `none` and `qspec-pinned`;
+    all others use all processors.
+    """
     if name == SGLANG:
         return Configuration(name, settings)
+    if name == BASELINE:
+        return Configuration(name, settings, (), settings.target_cores)
     if name == LOOKUPS:
         return Configuration(name, settings, ("--speculative-algorithm", "QSPEC"))
-    if name == PINNED:
-        flags = settings.qspec(mem_fraction=MEM_FRACTION)
+    if name == PINNED or name in PIPELINES:
+        widest = ("--speculative-num-draft-tokens", str(width)) if name in PIPELINES else ()
+        flags = settings.qspec(*widest, mem_fraction=MEM_FRACTION)
         return Configuration(name, settings, flags, settings.target_cores)
     if name in OWN:
         mode = ("--speculative-qspec-mode", "ahead") if name == STEPS else ()
@@ -153,21 +158,18 @@ def _command(name: str, settings: Settings, programs: Programs) -> list[str]:
     return [*found, *drafted]
 
 
-def ask(
-    name: str, server: Server, prompt: Sequence[int], tokens: int, kind: str = "greedy"
-) -> Answer:
+def ask(name: str, server: Server, prompt: Sequence[int], tokens: int, kind: str = "greedy") -> Raw:
     """The answer of exactly `tokens` tokens to a prompt of token ids; JSON may end earlier.
 
-    `kind` is one of SAMPLINGS, and greedy for peers. `latency` and `service` are 0; a peer's
-    `passes` are 1 a token. Raises ServerError or OSError.
+    `kind` is one of SAMPLINGS, and greedy for peers. Raises ServerError or OSError.
     """
     body: dict[str, Any]
     if name in OWN:
-        body = {
-            "input_ids": list(prompt),
-            "sampling_params": {**SAMPLINGS[kind], "max_new_tokens": tokens},
-        }
-        return read_answer(checked(server.post("/generate", body, SLOWEST_S)), 0.0)
+        sampling = {**SAMPLINGS[kind], "max_new_tokens": tokens}
+        if name in PIPELINES and PIPELINES[name].sources:
+            sampling["custom_params"] = {"qspec_sources": list(PIPELINES[name].sources)}
+        body = {"input_ids": list(prompt), "sampling_params": sampling}
+        return checked(server.post("/generate", body, SLOWEST_S))
     shared: dict[str, Any] = {"prompt": list(prompt), "temperature": 0.0, "ignore_eos": True}
     if name in (VLLM, VLLM_NGRAM):
         body = {**shared, "model": MODEL, "max_tokens": tokens, "return_token_ids": True}
@@ -175,4 +177,4 @@ def ask(
     else:
         body = {**shared, "n_predict": tokens, "return_tokens": True, "cache_prompt": False}
         found = server.post("/completion", body)["tokens"]
-    return Answer(tuple(found), 0.0, 0.0, passes=max(0, len(found) - 1))
+    return {"output_ids": found, "meta_info": {}}

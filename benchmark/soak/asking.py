@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ def ask(
     limit = LIMIT_S if hang_up_s is None else hang_up_s
     try:
         if outcome.streamed:
-            _read_pieces(server, path, body, pieces, began + limit, outcome)
+            _read_pieces(server.stream(path, body, limit), pieces, began + limit, outcome)
         else:
             outcome.data = server.post(path, body, limit)
             outcome.status = 200
@@ -61,18 +62,14 @@ def ask(
 
 
 def _read_pieces(
-    server: Server,
-    path: str,
-    body: dict[str, Any],
-    most: int | None,
-    deadline: float,
-    outcome: Outcome,
+    pieces: Generator[Any], most: int | None, deadline: float, outcome: Outcome
 ) -> None:
-    """Read a stream until its end, or hang up after `most` pieces. Raises errors of `stream`."""
-    # The limit of a single read; the deadline is checked at each piece.
-    limit = deadline - time.monotonic()
-    with contextlib.closing(server.stream(path, body, limit)) as stream:
-        for piece in stream:
+    """Read a stream until its end, or hang up after `most` pieces. Raises what the stream raises.
+
+    The limit of the stream is that of a single read; the deadline is checked at each piece.
+    """
+    with contextlib.closing(pieces):
+        for piece in pieces:
             outcome.status = 200
             outcome.data.append(piece)
             outcome.hung_up = most is not None and len(outcome.data) >= most

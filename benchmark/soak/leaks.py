@@ -52,17 +52,15 @@ def wait_for_idle(server: Server, seconds: float = IDLE_S) -> dict[str, int]:
 
 
 def files_of(server: Server) -> dict[str, int]:
-    """Open file descriptors by role."""
-    return {role: held.files for role, held in usage(server).items()}
+    """Open file descriptors, such as `front_files`, by role."""
+    found = usage(server).items()
+    return {name: int(count) for name, count in found if name.endswith("_files")}
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Growth of the open files by role, for roles beyond FILES_SLACK."""
-    return {
-        f"{role}_files": count - before.get(role, 0)
-        for role, count in after.items()
-        if count - before.get(role, 0) > FILES_SLACK
-    }
+    found = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: growth for name, growth in found.items() if growth > FILES_SLACK}
 
 
 def find(server: Server, files_before: Mapping[str, int]) -> dict[str, Any]:

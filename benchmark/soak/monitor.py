@@ -10,13 +10,12 @@ from typing import Any
 from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import state_of
 from benchmark.soak.journal import Journal
-from benchmark.soak.processes import ROLES, SIDECAR, usage
+from benchmark.soak.processes import FIGURES, ROLES, usage
 from benchmark.soak.traffic import Traffic
 
 INTERVAL_S = 1.0
 USS_EVERY = 10
 """Samples from one measurement of private memory to the next; a measurement takes milliseconds."""
-MIB = 2**20
 STATE = ("live_requests", "trie_tokens", "requests_in_flight", "drafting_requests", "drafting_rows")
 """Fields of /server_info that are 0 without requests."""
 SIDECAR_STATE = ("sidecar_texts", "sidecar_kv_rows", "sidecar_kv_tokens")
@@ -25,7 +24,7 @@ COLUMNS = [
     "at",
     "in_flight",
     "sidecar_pid",
-    *(f"{role}_{what}" for role in ROLES for what in ("rss_mib", "uss_mib", "files")),
+    *(f"{role}_{what}" for role in ROLES for what in FIGURES),
     "sidecar",
     "sidecar_restarts",
     *STATE,
@@ -54,18 +53,12 @@ class Monitor:
             following = max(following + INTERVAL_S, time.monotonic())
             self.sample()
 
-    def sample(self) -> Row:
+    def sample(self) -> None:
         """Take a sample now."""
         row: Row = {"at": round(self._journal.now, 3), "in_flight": self._traffic.in_flight}
         # A server need not have other processes.
         row |= {"other_rss_mib": 0.0, "other_uss_mib": 0.0}
-        for role, held in usage(self._server, len(self.rows) % USS_EVERY == 0).items():
-            row[f"{role}_rss_mib"] = round(held.rss / MIB, 3)
-            row[f"{role}_files"] = held.files
-            if held.uss is not None:
-                row[f"{role}_uss_mib"] = round(held.uss / MIB, 3)
-            if role == SIDECAR:
-                row["sidecar_pid"] = held.pid
+        row |= usage(self._server, len(self.rows) % USS_EVERY == 0)
         try:
             state = state_of(self._server)
         except (ServerError, OSError):
@@ -75,7 +68,6 @@ class Monitor:
             row.update({name: state[name] for name in names if name in state})
         self.rows.append(row)
         self._journal.sample(row)
-        return row
 
 
 def series(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections import Counter
 
 import psutil
 
@@ -13,20 +13,9 @@ from benchmark.harness.speculation import SIDECAR_MODULE
 SIDECAR = "sidecar"
 SERVER_ROLES = ("front", "scheduler", "detokenizer", "other")
 ROLES = (*SERVER_ROLES, SIDECAR)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Memory and files of all processes of a role."""
-
-    pid: int
-    """Pid of one of the processes."""
-    rss: int
-    """Resident memory with shared pages, in bytes."""
-    uss: int | None
-    """Private memory in bytes; None if it was not measured."""
-    files: int
-    """Open file descriptors."""
+FIGURES = ("rss_mib", "uss_mib", "files")
+"""Resident memory with shared pages, and private memory, both in MiB; open file descriptors."""
+MIB = 2**20
 
 
 def role_of(process: psutil.Process, front: int) -> str:
@@ -42,20 +31,22 @@ def role_of(process: psutil.Process, front: int) -> str:
     return "other"
 
 
-def usage(server: Server, with_uss: bool = False) -> dict[str, Usage]:
-    """Usage of the running processes, by role. With `with_uss` the call takes some milliseconds."""
-    found: dict[str, list[Usage]] = {}
+def usage(server: Server, with_uss: bool = False) -> dict[str, float]:
+    """Each of FIGURES over all running processes of a role, such as `front_files`.
+
+    `sidecar_pid` is the pid of a sidecar. The private memory, which takes some milliseconds to
+    measure, is there with `with_uss` only.
+    """
+    found: Counter[str] = Counter()
+    pids: dict[str, int] = {}
     processes = server.processes
     for process in processes:
         with contextlib.suppress(psutil.Error):
             role = role_of(process, processes[0].pid)
-            rss = process.memory_info().rss
-            uss = process.memory_full_info().uss if with_uss else None
-            found.setdefault(role, []).append(Usage(process.pid, rss, uss, process.num_fds()))
-    return {role: _together(several) for role, several in found.items()}
-
-
-def _together(several: list[Usage]) -> Usage:
-    rss, files = sum(one.rss for one in several), sum(one.files for one in several)
-    known = [one.uss for one in several if one.uss is not None]
-    return Usage(several[0].pid, rss, sum(known) if len(known) == len(several) else None, files)
+            own = {"rss_mib": process.memory_info().rss / MIB, "files": process.num_fds()}
+            if with_uss:
+                own["uss_mib"] = process.memory_full_info().uss / MIB
+            found.update({f"{role}_{name}": value for name, value in own.items()})
+            if role == SIDECAR:
+                pids.setdefault("sidecar_pid", process.pid)
+    return {**{name: round(value, 3) for name, value in found.items()}, **pids}

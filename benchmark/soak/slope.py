@@ -8,7 +8,7 @@ Student's, from the residuals of the means.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -23,8 +23,7 @@ MIN_PER_BLOCK = 3
 """Minimum number of samples in a block."""
 
 
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """Growth per hour, and the ends of its 95 % interval."""
 
     per_hour: float
@@ -32,11 +31,8 @@ class Slope:
     high: float
 
     def record(self) -> dict[str, float]:
-        found: dict[str, float] = rounded(asdict(self))
+        found: dict[str, float] = rounded(self._asdict())
         return found
-
-    def __str__(self) -> str:
-        return f"{self.per_hour:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
 def slope(samples: Sequence[tuple[float, float]]) -> Slope | None:

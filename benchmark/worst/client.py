@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,11 @@ from benchmark.harness.run import Run
 from benchmark.harness.server import Server
 from benchmark.harness.serving import Raw, Sent, send_batch, serve, warm_up
 from benchmark.harness.speculation import update_settings
+from benchmark.peers.pipelines import AUTO, PIPELINES
 from benchmark.worst.cases import ADAPTIVE, BASELINE, BY_NAME, GUESSES, ONE_WIDTH, width_of
 from benchmark.worst.loads import Prompts, misleading, sampling
 
 WARM_UP_TOKENS = 8
-MODE = 4
-"""Value of the setting `qspec_mode` for `auto`."""
-LOOKAHEAD = 16
-"""Maximum number of draft tokens ahead of the committed output; the default of a server."""
 
 
 def vocab_size_of(model: Path) -> int:
@@ -70,13 +68,9 @@ class Client:
     def _runtime(self, config: str) -> dict[str, int]:
         fixed = width_of(config)
         assert fixed is not None or config in (ADAPTIVE, ONE_WIDTH)
-        return {
-            "qspec_mode": MODE,
-            "qspec_step_tokens": LOOKAHEAD,
-            "qspec_draft_token_num": fixed or self._width,
-            "qspec_fixed_width": int(fixed is not None),
-            "qspec_ragged": int(self._ragged and config == ADAPTIVE),
-        }
+        auto = replace(PIPELINES[AUTO], fixed=fixed is not None)
+        ragged = int(self._ragged and config == ADAPTIVE)
+        return {**auto.runtime((fixed or self._width) - 1), "qspec_ragged": ragged}
 
     def _learn(self, server: Server, load: Prompts) -> None:
         """Get the answers for the guesses, without drafts, so that QSPEC does not learn them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.harness.dataset import of_round, render
+from benchmark.harness.dataset import of_round, render, tokenizer_of
 from benchmark.prompts import PROMPTS
 from benchmark.worst.cases import GUESSES, LONG, RANDOM, SIDECAR, SPEC_BENCH
 
@@ -38,9 +38,7 @@ class Loads:
 
         `context` and `tokens` are lengths of long prompts and of answers, in tokens.
         """
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = tokenizer_of(model)
         self._spec_bench = [tuple(tokenizer(text).input_ids) for text in spec_bench]
         own = [f"{text} (Variant {n}.)" for n in range(1, 4) for text in PROMPTS]
         self._own = [tuple(tokenizer(text).input_ids) for text in render(model, own)]
@@ -58,7 +56,7 @@ class Loads:
         if case == RANDOM:
             draw = random.Random(f"{running} {number}")
             drawn = (draw.choices(self._ordinary, k=RANDOM_PROMPT_TOKENS) for _ in range(running))
-            return self._load(list(map(tuple, drawn)))
+            return self._load(map(tuple, drawn))
         if case == LONG:
             prompts = [self._document + self._questions[i % 64] for i in range(running)]
             return self._load(prompts, shared=len(self._document))
@@ -68,7 +66,7 @@ class Loads:
             return self._load(of_round(self._own, running, number))
         raise ValueError(f"{case!r} is no case")
 
-    def _load(self, prompts: Sequence[tuple[int, ...]], shared: int = 0) -> Prompts:
+    def _load(self, prompts: Iterable[tuple[int, ...]], shared: int = 0) -> Prompts:
         return Prompts(tuple(prompts), self._tokens, shared)
 
 

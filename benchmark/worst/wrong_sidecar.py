@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmark.harness.dataset import tokenizer_of
 from sglang_qspec import messages
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.link import LinkServer, Peer, PrivateEndpoint, fingerprint
@@ -94,9 +95,7 @@ def serve(server: LinkServer, guesser: Guesser, stopping: threading.Event) -> No
 @contextmanager
 def running(model: Path, vocab_size: int, cores: Sequence[int]) -> Iterator[str]:
     """Run the sidecar on `cores`, or unpinned if `cores` is empty; yields its endpoint."""
-    from transformers import AutoTokenizer
-
-    digest = fingerprint(AutoTokenizer.from_pretrained(model).get_vocab())
+    digest = fingerprint(tokenizer_of(model).get_vocab())
     command = [sys.executable, "-m", "benchmark.worst.wrong_sidecar"]
     with PrivateEndpoint() as private:
         process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,11 @@ AT_ONCE = float("inf")
 
 
 def test_every_configuration_serves_every_block_in_alternating_order() -> None:
-    cells = cells_of(BLOCKS, ["none", "lookup", "qspec-8"], 1)
-    assert [f"{cell.config} {cell['part']}" for cell in cells] == [
-        *("none 0", "lookup 0", "qspec-8 0"),
-        *("qspec-8 1", "lookup 1", "none 1"),
-        *("none 2", "lookup 2", "qspec-8 2"),
-    ]
+    cells = cells_of(BLOCKS, ["none", "lookup"], 2)
+    order = [f"{cell.config} {cell['part']}" for cell in cells]
+    assert order[:6] == ["none 0", "lookup 0", "lookup 1", "none 1", "none 2", "lookup 2"]
     # The fourth block is the first one of the second round.
-    assert [cell.config for cell in cells_of(BLOCKS, ["none", "lookup"], 2)[6:8]] == [
-        "lookup",
-        "none",
-    ]
+    assert order[6:8] == ["lookup 0", "none 0"]
 
 
 class Flaky:
@@ -76,10 +69,7 @@ def test_requests_ask_for_their_number_of_completions() -> None:
 def test_groups_are_divided_into_a_few_blocks_of_nearly_equal_size() -> None:
     blocks = blocks_of({"qa": [str(number) for number in range(7)], "rag": ["a"]}, 3)
     assert [(b.group, b.part, len(b.prompts)) for b in blocks] == [
-        ("qa", 0, 2),
-        ("qa", 1, 2),
-        ("qa", 2, 3),
-        ("rag", 0, 1),
+        *(("qa", 0, 2), ("qa", 1, 2), ("qa", 2, 3), ("rag", 0, 1)),
     ]
     assert [text for b in blocks[:3] for text in b.prompts] == [str(n) for n in range(7)]
 
@@ -98,38 +88,17 @@ def flags(name: str, settings: Settings = SETTINGS) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_configurations_differ_only_in_speculation_and_cores(name: str) -> None:
-    speculation = configuration(name, SETTINGS).flags
-    command, plain = flags(name), flags("none")
-    assert all(flag.startswith("--speculative") for flag in speculation[::2])
-    # Host and port come last, and the port is each server's own.
-    assert command[-4:-1] == plain[-4:-1]
-    assert command[:-4] == [*plain[:-4], *speculation]
-
-
-def test_the_equal_hardware_baseline_has_the_cores_of_target_and_sidecar() -> None:
-    assert configuration("none", SETTINGS).cores == (3,)
-    assert configuration("qspec-8", SETTINGS).cores == (3,)
-    for name in ("none", "ngram", "lookup"):
-        plain, equal = (configuration(n, SETTINGS) for n in (name, f"{name}-equal"))
-        assert (plain.cores, equal.cores) == ((3,), (3, 5))
-        assert plain.flags == equal.flags
-    speculation = configuration("qspec-8", SETTINGS).flags
-    assert speculation[speculation.index("--speculative-qspec-cores") + 1] == "5"
-
-
-def test_only_queue_configurations_have_a_sidecar_and_their_names_give_the_completions() -> None:
-    for name in NAMES:
-        command = flags(name)
-        assert configuration(name, SETTINGS).has_sidecar == name.startswith("qspec")
-        assert ("--speculative-draft-model-path" in command) == name.startswith("qspec")
-        if name.startswith("qspec"):
-            served = command[command.index("--speculative-qspec-completions") + 1]
-            asked = configuration(name, SETTINGS).custom_params.get("qspec_completions", served)
-            assert name == f"qspec-{asked}"
-
-
-def test_on_a_gpu_target_and_sidecar_share_the_first_device() -> None:
-    command = flags("qspec-4", replace(SETTINGS, on_gpu=True, target_cores=(), sidecar_cores=()))
-    assert command[command.index("--speculative-qspec-draft-device") + 1] == "cuda:0"
-    assert "--device" not in command
-    assert "--speculative-qspec-cores" not in command
+    this = configuration(name, SETTINGS)
+    command, plain = (configuration(n, SETTINGS).server().command for n in (name, "none"))
+    assert all(flag.startswith("--speculative") for flag in this.flags[::2])
+    # The port comes last, and is each server's own.
+    assert command[:-4] == [*plain[:-4], *this.flags]
+    # For a comparison at equal hardware the target has the cores of target and sidecar.
+    assert this.cores == ((3, 5) if name.endswith("-equal") else (3,))
+    assert this.flags == configuration(name.removesuffix("-equal"), SETTINGS).flags
+    given = dict(zip(this.flags[::2], this.flags[1::2], strict=True))
+    assert this.has_sidecar == name.startswith("qspec")
+    if this.has_sidecar:
+        asked = this.custom_params.get("qspec_completions")
+        assert name == f"qspec-{asked or given['--speculative-qspec-completions']}"
+        assert given["--speculative-qspec-cores"] == "5"

@@ -25,11 +25,6 @@ COMMANDS: dict[str, tuple[list[str], int, set[str]]] = {
         3 * 2,
         {"equal_hardware_speedup"},
     ),
-    "bench_batch_parallel": (
-        ["--k", "2", "4", "--in-flight", "1", "2", "--rounds", "1"],
-        (5 + 7) * 2 + 2 * 2 + 6 + 7,
-        {"paper_ratio", "same_in_flight_ratio", "auto_over_best_min", "auto_speedup_2"},
-    ),
     "bench_worst_case": (
         ["--levels", "1", "8", "--widths", "4", "--rounds", "1"],
         2 * (4 * 2 + 4),
@@ -40,8 +35,15 @@ COMMANDS: dict[str, tuple[list[str], int, set[str]]] = {
         2 * 3 * 3 * 4,
         {"worst_over_plain", "worst_over_best", "over_best_peer_min", "loads"},
     ),
+    "bench_peers --pipelines": (
+        ["--levels", "1", "2", "--rounds", "1", "--pipelines", "--k", "2", "4"],
+        (2 + 4 * 2) + (2 + 5 * 2),
+        {"auto_over_best_min"},
+    ),
 }
 """By benchmark: options, number of cells, and keys of the last line besides `rows`."""
+DRAWN = {"bench_queue": 0, "bench_worst_case": 1, "bench_peers": 1, "bench_peers --pipelines": 0}
+"""Number of SVG files; a figure without data has none."""
 
 
 def measured(*_: object, **__: object) -> Run:
@@ -53,13 +55,11 @@ def measured(*_: object, **__: object) -> Run:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fleet, "run", lambda *_: SimpleNamespace(explain=lambda error: error))
     texts = ({"qa": PROMPTS}, {"qa": 0})
-    for name in COMMANDS:
+    for name in ("bench_queue", "bench_worst_case", "bench_peers"):
         monkeypatch.setattr(f"benchmark.{name}.fitting", lambda *_: texts)
-    monkeypatch.setattr("benchmark.bench_queue.serve", measured)
-    monkeypatch.setattr("benchmark.bench_batch_parallel.measure", measured)
-    for name in ("update_settings", "await_drafts"):
-        monkeypatch.setattr(f"benchmark.bench_peers.{name}", lambda *_: None)
-    monkeypatch.setattr("benchmark.bench_peers.keep_in_flight", measured)
+    for name in ("bench_queue", "bench_peers"):
+        monkeypatch.setattr(f"benchmark.{name}.serve", measured)
+    monkeypatch.setattr("benchmark.bench_peers.update_settings", lambda *_: None)
     monkeypatch.setattr("benchmark.bench_peers.token_ids", lambda *_: [[n] for n in range(200)])
     worst = "benchmark.bench_worst_case"
     monkeypatch.setattr(f"{worst}.vocab_size_of", lambda _: 100)
@@ -73,38 +73,46 @@ def last_line(
 ) -> tuple[int, dict[str, Any]]:
     given = ["--dataset", "d.jsonl", "--cpu", "--model", "t", "--draft-model", "d"]
     arguments = [*given, *COMMANDS[name][0], "--output", str(folder), *more]
-    status = importlib.import_module(f"benchmark.{name}").main(arguments)
+    status = importlib.import_module(f"benchmark.{name.split()[0]}").main(arguments)
     record: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return status, record
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_last_line_has_the_rows_the_comparisons_and_the_conditions(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A resumed run measures what is missing, and a report alone measures nothing."""
     _, cells, keys = COMMANDS[name]
-    status, record = last_line(name, tmp_path, capsys)
-    assert (status, record["failed"]) == (0, {})
-    shared = {"rows", "command", "machine", "versions", "settings"}
-    assert record.keys() >= keys | shared
-    assert {row["tokens_per_s"] for row in record["rows"]} == {20.0}
-    assert {row["speedup"] for row in record["rows"]} <= {1.0, None}
-    journal = (tmp_path / "runs.jsonl").read_text().splitlines()
-    assert len(journal) == 1 + cells
+    # Only the report draws: a chart takes a second.
+    with monkeypatch.context() as undrawn:
+        undrawn.setattr("benchmark.harness.charts.available", lambda: False)
+        status, record = last_line(name, tmp_path, capsys)
+        assert (status, record["failed"]) == (0, {})
+        shared = {"rows", "command", "machine", "versions", "settings"}
+        assert record.keys() >= keys | shared
+        assert {row["tokens_per_s"] for row in record["rows"]} == {20.0}
+        assert {row["speedup"] for row in record["rows"]} <= {1.0, None}
+        journal = tmp_path / "runs.jsonl"
+        whole = journal.read_text()
+        assert len(whole.splitlines()) == 1 + cells
+        journal.write_text("".join(whole.splitlines(keepends=True)[:-2]))
+        status, resumed = last_line(name, tmp_path, capsys, "--resume")
+        assert (status, resumed["rows"]) == (0, record["rows"])
+        assert sorted(journal.read_text().splitlines()) == sorted(whole.splitlines())
     status, again = last_line(name, tmp_path, capsys, "--report-only")
     assert (status, again["rows"]) == (0, record["rows"])
+    assert len(list(tmp_path.glob("*.svg"))) == DRAWN[name]
+    assert journal.read_text().count("\n") == 1 + cells
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_resumed_run_measures_what_is_missing(
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_resumed_run_may_have_other_k_but_no_other_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, first = last_line(name, tmp_path, capsys)
-    journal = tmp_path / "runs.jsonl"
-    whole = journal.read_text()
-    journal.write_text("".join(whole.splitlines(keepends=True)[:-2]))
-    status, record = last_line(name, tmp_path, capsys, "--resume")
-    assert (status, record["rows"]) == (0, first["rows"])
-    assert sorted(journal.read_text().splitlines()) == sorted(whole.splitlines())
+    name = "bench_peers --pipelines"
+    last_line(name, tmp_path, capsys)
+    status, record = last_line(name, tmp_path, capsys, "--k", "8", "--rounds", "2", "--resume")
+    assert status == 0
+    assert {row["k"] for row in record["rows"]} == {None, 2, 4, 8}
+    with pytest.raises(SystemExit, match="its max_new_tokens is 128, and 127 in this run"):
+        last_line(name, tmp_path, capsys, "--max-new-tokens", "127", "--resume")

@@ -7,27 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_batch_parallel import parse as parse_parallel
-from benchmark.bench_batch_parallel import server_settings, shown_of
 from benchmark.bench_worst_case import parse as parse_worst
-from benchmark.harness.journal import Journal, JournalError
 from benchmark.worst.cases import SPEC_BENCH
 
 DATASET = ("--dataset", "d.jsonl")
 SERVERS = ("--model m", "--sidecar-cores 1", "--target-cores x", "--resume")
 REFUSED = {
     "bench_queue": ("--slots 0", "--request-rate 0", "--configs qspec-3", *SERVERS),
-    "bench_batch_parallel": (
-        *("--k 0", "--in-flight 3", "--rounds 0", "--streaming-rounds -1", "--configs thirds"),
-        *SERVERS,
-    ),
     "bench_worst_case": (
         *("--levels 33", "--widths 1", "--widths 17", "--rounds 0", "--cases sunshine"),
         *SERVERS,
     ),
     "bench_peers": (
         *("--llama-server path", "--configs vllm", "--levels 0", "--prompts 0", "--spread 1.5"),
-        *("--arrivals flood", "--samplings best", "--idle -1"),
+        *("--arrivals flood", "--samplings best", "--idle -1", "--rounds 0", "--k 0"),
+        *("--pipelines --levels 3", "--pipelines --matrix"),
         *SERVERS,
     ),
     "bench_soak": (
@@ -36,6 +30,8 @@ REFUSED = {
     ),
 }
 MESSAGES = {
+    "bench_peers --pipelines --levels 3": "3 requests cannot be split into equal halves",
+    "bench_peers --pipelines --matrix": "--matrix and --pipelines exclude each other",
     "bench_soak --minutes 0": "must be a number above 0",
     "bench_soak --minutes inf": "--minutes must be finite",
     "bench_soak --in-flight 9 8": "LOW must be at most HIGH",
@@ -58,7 +54,7 @@ def test_a_bad_option_is_refused(
     assert MESSAGES.get(f"{benchmark} {text}", text.split()[0]) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("benchmark", ["bench_queue", "bench_batch_parallel"])
+@pytest.mark.parametrize("benchmark", ["bench_queue", "bench_peers"])
 def test_an_unreadable_dataset_ends_the_command_with_one_sentence(
     benchmark: str, tmp_path: Path
 ) -> None:
@@ -74,21 +70,3 @@ def test_spec_bench_is_served_if_a_dataset_is_given(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parse_worst(["--cases", SPEC_BENCH])
     assert "--cases spec-bench needs a --dataset" in capsys.readouterr().err
-
-
-def test_repeated_numbers_are_served_once_and_in_order() -> None:
-    options = parse_parallel(["--dataset", "d", "--k", "8", "2", "8", "--in-flight", "4", "1"])
-    assert (options.k, options.in_flight) == ([2, 8], [1, 4])
-
-
-def test_a_run_can_be_resumed_with_other_numbers_but_not_with_other_lengths(tmp_path: Path) -> None:
-    def opened(*arguments: str, resume: bool = True) -> None:
-        models = ["--model", "m", "--draft-model", "d"]
-        options = parse_parallel(["--dataset", "d", "--cpu", *models, *arguments])
-        shown = {name: str(value) for name, value in shown_of(options).items()}
-        Journal.open(tmp_path, {**shown, **server_settings(options).shown}, resume)
-
-    opened("--k", "4", "--in-flight", "4", resume=False)
-    opened("--k", "1", "8", "--rounds", "3")
-    with pytest.raises(JournalError, match="max_new_tokens is 128, and 127 in this run"):
-        opened("--max-new-tokens", "127")

@@ -19,8 +19,9 @@ from benchmark import bench_soak, bench_worst_case
 from benchmark.harness import standin
 from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
-from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of, words
-from benchmark.parallel import plan
+from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of
+from benchmark.peers import servers
+from benchmark.peers.servers import OWN, Programs
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES
 from sglang_qspec.engine.placement import environment
@@ -35,15 +36,15 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
     """The name of each benchmark with each of its configurations."""
     for name in configurations.NAMES:
         yield "queue", configurations.configuration(name, settings)
-    for name in plan.NAMES:
-        yield "batch_parallel", plan.configuration(name, settings, 16)
+    for name in OWN:
+        yield "peers", servers.configuration(name, settings, Programs(), 16)
     for case in CASES:
         for config in ("none", "adaptive"):
             cell = Cell.of(1, config, case=case.name, in_flight=4)
             yield "worst_case", bench_worst_case.configuration(cell, settings, "ipc:///wrong")
     own = {
         "demo": with_and_without(settings, "--speculative-qspec-completions", "8"),
-        "faults and overhead": with_and_without(settings),
+        "overhead": with_and_without(settings),
         "soak": bench_soak.configurations(settings),
     }
     for benchmark, both in own.items():
@@ -51,11 +52,14 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
             yield benchmark, configuration
 
 
-EVERY = [
-    pytest.param(found, id=f"{benchmark} {found.name} on {'cuda' if settings.on_gpu else 'cpu'}")
-    for settings in (CPU, GPU)
-    for benchmark, found in all_of(settings)
-]
+def distinct(settings: Settings) -> dict[tuple[str, ...], tuple[str, Configuration]]:
+    """All configurations with different flags, by the flags without the port."""
+    found: dict[tuple[str, ...], tuple[str, Configuration]] = {}
+    for name, configuration in all_of(settings):
+        command = configuration.server().command
+        key = tuple(command[command.index("--model-path") : -2])
+        found.setdefault(key, (f"{name} {configuration.name}", configuration))
+    return found
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,13 +83,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("configuration", EVERY)
-def test_the_server_takes_every_flag(
-    configuration: Configuration, parser: argparse.ArgumentParser
-) -> None:
-    arguments = configuration.server().command
-    parsed = parser.parse_args(arguments[arguments.index("--model-path") :])
-    assert (parsed.speculative_algorithm == "QSPEC") >= configuration.has_sidecar
+@pytest.mark.parametrize("settings", [CPU, GPU], ids=["cpu", "cuda"])
+def test_the_server_takes_every_flag(settings: Settings, parser: argparse.ArgumentParser) -> None:
+    for arguments, (name, configuration) in distinct(settings).items():
+        parsed = parser.parse_args(arguments)
+        assert (parsed.speculative_algorithm == "QSPEC") >= configuration.has_sidecar, name
 
 
 def test_the_parser_rejects_a_flag_that_does_not_exist(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +95,9 @@ def test_the_parser_rejects_a_flag_that_does_not_exist(parser: argparse.Argument
         parser.parse_args(["--model-path", "m", "--speculative-qspec-device", "cuda:0"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sm", [80, 90, 100])
+@pytest.mark.parametrize(
+    ("sm", "dtype"), [(80, "bfloat16"), (90, "bfloat16"), (90, "float32"), (100, "float32")]
+)
 def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
     models: DemoModels, parser: argparse.ArgumentParser, sm: int, dtype: str
 ) -> None:
@@ -104,23 +107,16 @@ def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
     load_plugins()
     # The draft model that the benchmarks make for a GPU has the target's format too.
     settings = replace(GPU, model=models.target, draft_model=models.target, dtype=dtype)
-    seen = set()
-    for name, configuration in all_of(settings):
-        arguments = configuration.server().command
-        arguments = arguments[arguments.index("--model-path") :]
-        if tuple(arguments[:-1]) in seen:  # before the port, which always differs
-            continue
-        seen.add(tuple(arguments[:-1]))
+    for arguments, (name, _) in distinct(settings).items():
         # The settings of QSPEC and the placement are in the environment.
         with cuda(sm), mock.patch.dict(os.environ):
             view = resolved(ServerArgs.from_cli_args(parser.parse_args(arguments)))
             sidecar = environment.read()
-        own = configuration.name
-        assert view.dtype == dtype, (name, own)
-        assert (view.attention_backend == "triton") == (dtype == "float32"), (name, own)
-        assert view.mem_fraction_static == 0.5, (name, own)
+        assert view.dtype == dtype, name
+        assert (view.attention_backend == "triton") == (dtype == "float32"), name
+        assert view.mem_fraction_static == 0.5, name
         if "--speculative-draft-model-path" in arguments:
-            assert sidecar is not None, (name, own)
+            assert sidecar is not None, name
             assert sidecar.device == "cuda:0"
             assert 0.5 + sidecar.mem_fraction <= 0.95
         if "QSPEC" in arguments:
@@ -141,13 +137,10 @@ def test_on_a_gpu_the_demo_draft_has_weights_that_its_kernels_take(
 
     monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr("sglang_qspec.tools.models.demo_models", demo_models)
-    options = argparse.Namespace(
-        model=None, draft_model=None, dtype="bfloat16", cpu=False, flags=words("--a 'b c'")
-    )
-    options.target_cores = options.sidecar_cores = None
-    settings = settings_of(options, 4, 2048)
-    assert asked == [True]
-    assert settings.on_gpu
+    parser = argparse.ArgumentParser()
+    add_servers(parser, "bfloat16")
+    settings = settings_of(parser.parse_args(["--flags=--a 'b c'"]), 4, 2048)
+    assert (asked, settings.on_gpu) == ([True], True)
     assert settings.arguments()[-2:] == ["--a", "b c"]
 
 
@@ -170,11 +163,7 @@ def test_unpinned_servers_may_use_all_processors(
 
 @pytest.mark.parametrize(
     ("settings", "dtype", "replaced"),
-    [
-        (GPU, "float32", True),
-        (GPU, "bfloat16", False),
-        (CPU, "float32", False),
-    ],
+    [(GPU, "float32", True), (GPU, "bfloat16", False), (CPU, "float32", False)],
 )
 def test_only_servers_in_float32_on_a_gpu_find_the_stand_ins(
     settings: Settings, dtype: str, replaced: bool

@@ -13,10 +13,8 @@ import pytest
 from benchmark.gpu_check import check as checking
 from benchmark.gpu_check.check import check, environment, failures, skips, summary
 from benchmark.gpu_check.outcome import Options, Outcome
-from benchmark.gpu_check.page import page
 from benchmark.gpu_check.parts import PARTS, Part
 from benchmark.harness import standin
-from benchmark.harness.report import Table
 from test.benchmark.gpu_check import fakes
 
 CPU = Options("cpu", emulated=True)
@@ -45,6 +43,9 @@ def test_a_failure_is_named_and_does_not_end_the_others(tmp_path: Path) -> None:
         "identical": False,
         "skipped": ["wrong.gpu"],
     }
+    # Without results the last line claims nothing.
+    nothing = summary({"one": Outcome()})
+    assert (nothing["identical"], nothing["eager_passes"]) == (None, None)
 
 
 def patient_popen(sign: Path) -> type[subprocess.Popen[bytes]]:
@@ -90,16 +91,10 @@ def test_an_emulated_check_leaves_out_parts_with_servers_unless_they_are_named(
     tmp_path: Path,
 ) -> None:
     parts = [part("wrong"), part("fine", not_emulated="it starts servers")]
-    found = check(["fine"], CPU, 60.0, tmp_path, parts)
-    assert list(found) == ["fine"]
-    assert found["fine"].passed == ["one"]
+    (fine,) = check(["fine"], CPU, 60.0, tmp_path, parts).values()
+    assert fine.passed == ["one"]
     found = check([], CPU, 60.0, tmp_path, parts[1:])
     assert found["fine"] == Outcome(skipped={"": "it starts servers"})
-
-
-def test_without_results_the_last_line_claims_nothing() -> None:
-    assert summary({"one": Outcome()})["identical"] is None
-    assert summary({"one": Outcome()})["eager_passes"] is None
 
 
 def test_every_part_exists_and_all_fit_a_first_hour() -> None:
@@ -117,20 +112,3 @@ def test_a_gpu_whose_sgl_kernel_loads_gets_no_stand_ins(monkeypatch: pytest.Monk
     monkeypatch.setattr(standin, "import_error", lambda: "ImportError: undefined symbol")
     assert environment(GPU)["PYTHONPATH"] == str(standin.FOLDER)
     assert "PYTHONPATH" not in environment(CPU)
-
-
-def test_the_page_says_what_failed_and_that_a_cpu_is_no_gpu() -> None:
-    table = Table("Numbers", ("a", "b"), [("1", "2")])
-    found = {
-        "good": Outcome(tables=[table], peak_mib=123, seconds=4.5),
-        "bad": Outcome(failed={"gumbel": "rows differ"}),
-        "left": Outcome(skipped={"": "no GPU"}),
-    }
-    facts = {"command": "gpu-check", "machine": "here", "versions": {}, "emulated": True}
-    text = page(found, {**summary(found), **facts})
-    assert "no figure here is of a GPU" in text
-    assert "| good | passed | 0 | 4.50 | 123 |" in text
-    assert "- failed: bad.gumbel: rows differ" in text
-    assert "- skipped: left: no GPU" in text
-    assert "## Numbers\n\n| a | b |" in text
-    assert "no figure" not in page(found, {**summary(found), **facts, "emulated": False})

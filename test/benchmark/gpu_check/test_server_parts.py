@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from benchmark.gpu_check import loads, passes, serving
 from benchmark.gpu_check.outcome import Options, Steps
 from benchmark.gpu_check.serving import Passes
 from benchmark.harness.configuration import Settings
+from sglang_qspec.engine.cuda import pass_graphs
 
 CPU = Options("cpu", emulated=True)
 GPU = Options("cuda", emulated=False, flags=("--a", "b c"))
@@ -27,32 +30,27 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "render", lambda _model, prompts: list(prompts))
 
 
-def demo_line(different: list[int], accepted: int = 5) -> dict[str, Any]:
-    """The last line of a demo in which these answers differ."""
-    speeds = {"tokens_per_s": [60.0, 120.0], "accept_len": 2.25}
-    sources = {"accepted_by_source": {"step": accepted}}
-    return {"identical": not different, "different": different, **speeds, **sources}
-
-
-@pytest.mark.parametrize("different", [[], [1, 3]])
-def test_parity_names_the_answers_that_differ(
-    monkeypatch: pytest.MonkeyPatch, different: list[int]
+@pytest.mark.parametrize(
+    ("different", "accepted", "failed"),
+    [([], 5, []), ([1, 3], 5, ["greedy"]), ([], 0, ["drafts"])],
+    ids=["equal", "different", "without drafts"],
+)
+def test_parity_needs_equal_answers_and_accepted_drafts(
+    monkeypatch: pytest.MonkeyPatch, different: list[int], accepted: int, failed: list[str]
 ) -> None:
-    monkeypatch.setattr(loads, "run", lambda *_: demo_line(different))
+    line = {
+        "identical": not different,
+        "different": different,
+        "tokens_per_s": [60.0, 120.0],
+        "accept_len": 2.25,
+        "accepted_by_source": {"step": accepted},
+    }
+    monkeypatch.setattr(loads, "run", lambda *_: line)
     steps = Steps()
     loads.parity(GPU, steps)
     assert steps.found.identical == (not different)
     assert steps.found.figures["different"] == different
-    assert list(steps.found.failed) == (["greedy"] if different else [])
-    (table,) = steps.found.tables
-    assert table.lines[1] == ("QSPEC", "120.00", "2.25", f"{12 - len(different)} of 12")
-
-
-def test_parity_without_accepted_drafts_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "run", lambda *_: demo_line([], accepted=0))
-    steps = Steps()
-    loads.parity(GPU, steps)
-    assert list(steps.found.failed) == ["drafts"]
+    assert list(steps.found.failed) == failed
 
 
 class Server:
@@ -98,7 +96,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(passes, "wait_for_sidecar", lambda _server: None)
     monkeypatch.setattr(passes, "passes_of", lambda server: Passes(server.total, server.eager))
     monkeypatch.setattr(passes, "check_first_tokens", lambda *_: None)
-    monkeypatch.setattr(passes, "_capability", lambda: 8)
+    monkeypatch.setattr(passes, "capability", lambda: (8, 0))
     return made
 
 
@@ -118,6 +116,21 @@ def test_mixes_with_passes_outside_graphs_are_named(server: Server, options: Opt
     assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
 
 
+def test_the_passes_of_all_pipelines_are_counted() -> None:
+    pipelines = {"queue": {"passes": 4}, "ahead": {"passes": 5}}
+    info = {"internal_states": [{"qspec": {"pipelines": pipelines, "eager_passes": 1}}]}
+    server: Any = SimpleNamespace(get=lambda *_: info)
+    assert serving.passes_of(server).since(Passes(4, 1)) == Passes(5, 0)
+
+
+def test_the_log_says_what_was_captured_and_what_did_not_fit() -> None:
+    """The source has both messages."""
+    source = inspect.getsource(pass_graphs)
+    for start in ("Target passes run in CUDA graphs", "No CUDA graphs for width"):
+        assert start in source
+        assert serving.captured(f"[03:00 INFO] {start}: 3 s\nmore") == [f"{start}: 3 s"]
+
+
 @pytest.mark.parametrize("gap", [0.125, 0.75])
 def test_drafts_may_change_an_answer_only_at_a_near_tie(server: Server, gap: float) -> None:
     server.gap = gap
@@ -132,11 +145,10 @@ def test_drafts_may_change_an_answer_only_at_a_near_tie(server: Server, gap: flo
 def test_on_hopper_a_second_server_verifies_ragged_chains(
     server: Server, monkeypatch: pytest.MonkeyPatch, capability: int, servers: int
 ) -> None:
-    monkeypatch.setattr(passes, "_capability", lambda: capability)
+    monkeypatch.setattr(passes, "capability", lambda: (capability, 0))
     steps = Steps()
     passes.passes(Options("cuda", emulated=False), steps)
-    assert steps.found.eager_passes == 0
-    assert not steps.found.failed
+    assert (steps.found.eager_passes, steps.found.failed) == (0, {})
     assert len(steps.found.tables) == servers
 
 
@@ -155,38 +167,25 @@ def test_a_sampled_distribution_that_differs_is_named(
 def test_a_benchmark_gets_the_flags_and_its_line_of_json_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commands = []
+    commands: list[list[str]] = []
     row = {"config": "none", "tokens_per_s": 3.0, "speedup": None, "accept_len": 1.0}
-    record = {"rows": [row, {**row, "config": "qspec-8"}], "command": "c"}
+    record: dict[str, Any] = {"rows": [row, {**row, "config": "qspec-8"}], "command": "c"}
+    printed = f"a table\n{json.dumps(record)}\n"
 
     def run(command: list[str], **_: object) -> Any:
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0, f"a table\n{json.dumps(record)}\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    steps = Steps()
-    loads.queue(GPU, steps)
-    assert commands[0][2] == "benchmark.bench_queue"
-    assert "--flags=--a 'b c'" in commands[0]
-    assert "--cpu" not in commands[0]
-    assert steps.found.passed == ["rows"]
-    assert steps.found.tables[0].lines[0] == ["none", "3.00", "–", "1.00"]
-    loads.queue(CPU, Steps())
-    assert "--cpu" in commands[1]
-    assert not any(argument.startswith("--flags") for argument in commands[1])
-
-
-def test_failed_cells_and_a_benchmark_without_a_result_are_failures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    printed = json.dumps({"rows": [], "failed": {"long-context": "no memory"}, "command": "c"})
-
-    def run(command: list[str], **_: object) -> Any:
         return subprocess.CompletedProcess(command, 1, printed)
 
     monkeypatch.setattr(subprocess, "run", run)
     steps = Steps()
+    loads.queue(GPU, steps)
+    assert (commands[0][2], steps.found.passed) == ("benchmark.bench_queue", ["rows"])
+    assert "--flags=--a 'b c'" in commands[0]
+    assert "--cpu" not in commands[0]
+    printed = json.dumps({**record, "failed": {"long-context": "no memory"}})
     loads.worst_case(CPU, steps)
+    assert "--cpu" in commands[1]
+    assert not any(argument.startswith("--flags") for argument in commands[1])
     assert "no memory" in steps.found.failed["cells"]
     printed = "Traceback\n"
     with pytest.raises(RuntimeError, match="bench_worst_case ended with 1"):

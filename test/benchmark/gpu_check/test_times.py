@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from benchmark.gpu_check import times
 from benchmark.gpu_check.outcome import Steps
@@ -54,10 +51,11 @@ def test_a_time_is_that_of_passes_of_the_batch_and_the_width() -> None:
 
 def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any) -> None:
     server = Server()
+    asked: list[tuple[str, ...]] = []
 
     class Configuration:
-        def __init__(self, *_: object) -> None:
-            pass
+        def __init__(self, _name: str, _settings: object, flags: tuple[str, ...], _: Any) -> None:
+            asked.append(flags)
 
         def server(self) -> Any:
             return nullcontext(server)
@@ -65,47 +63,15 @@ def test_a_width_that_the_server_refuses_is_left_out_and_named(monkeypatch: Any)
     monkeypatch.setattr(times, "Configuration", Configuration)
     monkeypatch.setattr(times, "Client", lambda _url: server)
     steps, chosen = Steps(), type("Settings", (), {"target_cores": ()})
-    times.measure(steps, "demo", chosen, (), (1, 2))  # type: ignore[arg-type]
+    times.measure(steps, "demo", chosen, times.DUMMY, (1, 2))  # type: ignore[arg-type]
     assert list(steps.found.figures["demo"]["refused_widths"]) == [8, 16]
-    (table,) = steps.found.tables
-    assert table.head == ("requests", "width 1", "width 2", "width 4")
-    assert list(map(list, table.lines)) == [
-        ["1", "1.00", "2.00", "4.00"],
-        ["2", "1.00", "2.00", "4.00"],
-    ]
-    assert table.note == "The server refused the widths 8, 16."
+    rows = steps.found.figures["demo"]["rows"]
+    assert {(row["width"], row["ms"]) for row in rows} == {(1, 1.0), (2, 2.0), (4, 4.0)}
     # Nothing but padding stands for drafts.
     assert {server.settings[f"qspec_source_{source}"] for source in SOURCES} == {0}
-
-
-def test_a_pass_that_was_narrower_than_asked_leaves_its_cell_empty() -> None:
-    rows = [
-        {"requests": batch, "width": 4.0, "ms": 2.5, "mean_width": mean}
-        for batch, mean in ((1, 4.0), (8, 2.0))
-    ]
-    table = times.grid("V", rows, (1, 8), {})
-    assert [list(line) for line in table.lines] == [["1", "2.50"], ["8", "–"]]
-
-
-def test_the_server_of_v_verifies_one_width_and_captures_each_of_them(monkeypatch: Any) -> None:
-    from benchmark.harness.configuration import Settings
-
-    asked: list[tuple[str, ...]] = []
-
-    class StopError(Exception):
-        pass
-
-    def configuration(_name: str, _settings: Settings, flags: tuple[str, ...], _cores: Any) -> Any:
-        asked.append(flags)
-        raise StopError
-
-    monkeypatch.setattr(times, "Configuration", configuration)
-    settings = Settings(Path("m"), Path("m"), "bfloat16", 64, 2048, True)
-    with pytest.raises(StopError):
-        times.measure(Steps(), "demo", settings, times.DUMMY, (1,))
+    # The server verifies one width, and captures each of them.
     (flags,) = asked
-    pairs = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert pairs == {
+    assert dict(zip(flags[::2], flags[1::2], strict=True)) == {
         "--speculative-algorithm": "QSPEC",
         "--speculative-num-draft-tokens": "16",
         "--speculative-qspec-verify": "tree",

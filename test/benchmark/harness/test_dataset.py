@@ -39,15 +39,11 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(
 
         input_ids: str
 
-        @classmethod
-        def from_pretrained(cls, _: Path) -> Tokenizer:
-            return cls()
-
         def __call__(self, text: str) -> Tokenizer:
             self.input_ids = text
             return self
 
-    monkeypatch.setattr("transformers.AutoTokenizer", Tokenizer)
+    monkeypatch.setattr(dataset, "tokenizer_of", lambda _: Tokenizer())
     monkeypatch.setattr(dataset, "render", lambda _, prompts: prompts)
     path = tmp_path / "prompts.jsonl"
     prompts = [("qa", "a" * 9), ("qa", "b" * 10), ("qa", "c"), ("rag", "e" * 99)]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmark.harness import server as server_module
-from benchmark.harness.server import Server, ServerError, reason
+from benchmark.harness.server import Server, reason
 
 PROGRAM = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
@@ -39,31 +39,44 @@ def statuses(server: Server) -> set[str]:
     return {process.status() for process in server.processes}
 
 
-def test_a_paused_server_stops_all_its_processes_until_it_is_resumed(
+def test_a_paused_server_stops_all_its_processes_until_it_is_resumed_or_stopped(
     server: Server,
 ) -> None:
     server.pause()
     wait_for(lambda: statuses(server) == {psutil.STATUS_STOPPED})
     server.resume()
     wait_for(lambda: psutil.STATUS_STOPPED not in statuses(server))
+    processes = server.processes
+    server.pause()
+    server.stop()
+    assert not any(process.is_running() for process in processes)
 
 
-def test_a_server_that_is_pinned_from_its_start_runs_on_its_cores_alone() -> None:
+def test_a_server_that_is_pinned_from_its_start_runs_on_its_cores_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     core = max(os.sched_getaffinity(0))
     pinned = Server("model", cores=(core,), pinned_from_start=True, launcher=("-c", PROGRAM))
     pinned.launch()
     try:
         wait_for(lambda: len(pinned.processes) == 2)
         assert all(process.cpu_affinity() == [core] for process in pinned.processes)
+        # It runs, so it does not explain a lost connection.
+        lost = ConnectionResetError("no response")
+        monkeypatch.setattr(server_module, "CRASH_SECONDS", 0.0)
+        assert pinned.explain(lost) is lost
     finally:
         pinned.stop()
 
 
-def test_a_paused_server_can_be_stopped(server: Server) -> None:
-    processes = server.processes
-    server.pause()
-    server.stop()
-    assert not any(process.is_running() for process in processes)
+def test_a_lost_connection_is_explained_by_the_last_line_that_names_an_error() -> None:
+    ended = Server("model", launcher=("-c", "raise ValueError('no such kernel')"))
+    ended.launch()
+    wait_for(lambda: ended.exit_code() is not None)
+    assert reason(ended.explain(ConnectionResetError())) == "ValueError: no such kernel"
+    log = "the server ended with code 1:\nloading\nValueError: no such kernel\nbye"
+    assert reason(RuntimeError(log)) == "ValueError: no such kernel"
+    assert reason(ConnectionResetError()) == "ConnectionResetError"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal at a parent's death is Linux's")
@@ -86,50 +99,3 @@ def test_a_server_ends_when_the_benchmark_process_is_killed(tmp_path: Path) -> N
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_a_lost_connection_is_explained_only_if_the_server_has_ended(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = ConnectionResetError("no response")
-    ended = Server("model", launcher=("-c", "raise ValueError('no such kernel')"))
-    ended.launch()
-    wait_for(lambda: ended.exit_code() is not None)
-    assert reason(ended.explain(lost)) == "ValueError: no such kernel"
-    monkeypatch.setattr(server_module, "CRASH_SECONDS", 0.0)
-    assert server.explain(lost) is lost
-
-
-STREAMING = """
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(404 if self.path == "/absent" else 200)
-        self.end_headers()
-        for piece in ('{"n": 1}', '{"n": 2}', '[DONE]' if self.path == "/good" else '{"error": 3}'):
-            self.wfile.write(f"data: {piece}\\n\\n".encode())
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-
-
-def test_a_streamed_answer_is_returned_in_its_chunks_and_errors_are_raised() -> None:
-    streaming = Server("model", launcher=("-c", STREAMING))
-    streaming.launch()
-    try:
-        wait_for(lambda: answers(streaming))
-        assert list(streaming.stream("/good", {})) == [{"n": 1}, {"n": 2}]
-        with pytest.raises(ServerError, match="^3$"):
-            list(streaming.stream("/bad", {}))
-        with pytest.raises(ServerError, match="HTTP 404"):
-            list(streaming.stream("/absent", {}))
-    finally:
-        streaming.stop()
-
-
-def answers(server: Server) -> bool:
-    try:
-        return bool(list(server.stream("/good", {})))
-    except OSError:
-        return False

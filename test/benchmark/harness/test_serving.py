@@ -1,32 +1,38 @@
-"""Serving a cell: the requests to the server, and the figures read from its answers.
-
-The cells are those of `bench_batch_parallel`, which uses all of it.
-"""
+"""Serving a cell: the requests to the server, and the figures read from its answers."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from benchmark.bench_batch_parallel import measure
 from benchmark.harness import speculation
-from benchmark.harness.cells import Cell
-from benchmark.harness.run import Answer, CounterError, Counters, Gap, Run
-from benchmark.harness.server import ServerError, reason
-from benchmark.harness.serving import checked, keep_in_flight, prefill_seconds, read_answer
-from test.benchmark.parallel.cells import cell_of
+from benchmark.harness.others import Others
+from benchmark.harness.run import CounterError, Counters, Run
+from benchmark.harness.server import ServerError
+from benchmark.harness.serving import (
+    Raw,
+    checked,
+    keep_in_flight,
+    prefill_seconds,
+    read_answer,
+    send_batch,
+    serve,
+    warm_up,
+)
+from benchmark.harness.speculation import update_settings
 
-CELL = cell_of("halves", in_flight=2)
-PROMPTS = ("Who?", "Where?", "When?")
+PROMPTS = ["Who?", "Where?", "When?"]
 
 
 def answer(ids: list[int], *, start: float = 0.0, end: float = 0.25, **meta: Any) -> dict[str, Any]:
     known = {
-        "completion_tokens": len(ids),
         "e2e_latency": 2.0,
         "queue_time": 0.5,
         "forward_entry_time": start,
@@ -43,36 +49,24 @@ def counts(passes: int) -> dict[str, Any]:
 
 
 class FakeServer:
-    """A stand-in server: answers have eight tokens, and a batch takes three passes with drafts."""
+    """A stand-in server: a batch takes three passes with drafts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.passes = 0
         self.silent = 0
         """Number of next batches for which the sidecar drafts nothing."""
-        self.updated = True
         self.processes: list[Any] = []
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:
         self.asked.append((path, body))
-        if path == "/set_internal_state":
-            return [self.updated]
         if path != "/generate":
-            return "Cache flushed."
+            return [False]
         self.silent -= 1
         if self.silent < 0:
             self.passes += 3
         tokens = body["sampling_params"]["max_new_tokens"]
         return [answer(list(range(tokens))) for _ in body["text"]]
-
-    def stream(self, path: str, body: dict[str, Any], timeout: float) -> Iterator[dict[str, Any]]:
-        self.asked.append((path, body))
-        ids = list(range(8))
-        yield {"index": 1, **answer(ids[:2])}
-        yield {"index": 0, **answer(ids[:1])}
-        yield {"index": 1, **answer(ids)}
-        yield {"index": 0, **answer(ids)}
-        yield {"index": 0, **answer(ids)}
 
     def get(self, path: str, timeout: float = 1.0) -> Any:
         state = {
@@ -84,6 +78,9 @@ class FakeServer:
         }
         return {"internal_states": [{"qspec": state}]}
 
+    def counters(self) -> Counters:
+        return Counters.of(self.get("")["internal_states"][0]["qspec"])
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,37 +89,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "DRAFTING_SECONDS", 0.05)
 
 
-def run(server: Any, cell: Cell = CELL, prompts: tuple[str, ...] = PROMPTS) -> Run:
-    return measure(server, cell, prompts, 8)
+def run(server: Any, has_sidecar: bool = True) -> Run:
+    body = {"text": PROMPTS, "sampling_params": {"max_new_tokens": 8}}
+    return serve(
+        server,
+        lambda: send_batch(server, body, 24),
+        lambda: warm_up(server, 4, {}),
+        has_sidecar=has_sidecar,
+    )
 
 
-def test_a_cell_sets_the_pipeline_warms_up_and_empties_the_cache() -> None:
+def test_a_cell_is_warmed_up_and_served_with_an_empty_cache() -> None:
     server = FakeServer()
-    run(server)
-    (_, slots), (_, runtime), (warm_up, first), (flush, _), (path, last) = server.asked
-    assert slots == {"server_args": {"pp_max_micro_batch_size": 2}}
-    assert runtime["server_args"]["qspec_mode"] == 2
-    assert runtime["server_args"]["qspec_draft_token_num"] == 5
-    assert (warm_up, flush[:12], path) == ("/generate", "/flush_cache", "/generate")
-    assert len(first["text"]) > 2
-    assert last["text"] == ["Who?", "Where?", "When?"]
-    sampling = last["sampling_params"]
-    assert sampling["custom_params"] == {"qspec_sources": ["step"]}
-    assert (sampling["max_new_tokens"], sampling["ignore_eos"]) == (8, True)
-
-
-def test_without_speculation_no_pipeline_settings_are_sent() -> None:
-    server = FakeServer()
-    assert run(server, cell_of("none", in_flight=2)).counters is None
-    asked = [body for path, body in server.asked if path == "/set_internal_state"]
-    assert asked == [{"server_args": {"pp_max_micro_batch_size": 2}}]
-    assert "custom_params" not in server.asked[-1][1]["sampling_params"]
-
-
-def test_auto_may_use_all_sources() -> None:
-    server = FakeServer()
-    run(server, cell_of("auto", in_flight=2))
-    assert "custom_params" not in server.asked[-1][1]["sampling_params"]
+    assert run(server, has_sidecar=False).counters is None
+    (warm, first), (flush, _), (path, last) = server.asked
+    assert (warm, flush[:12], path) == ("/generate", "/flush_cache", "/generate")
+    assert (len(first["text"]), last["text"]) == (4, PROMPTS)
 
 
 def test_counters_cover_only_the_cell_itself() -> None:
@@ -142,26 +124,15 @@ def test_a_cell_is_served_once_the_sidecar_drafts() -> None:
 
 
 def test_a_setting_that_the_server_refuses_is_an_error() -> None:
-    server = FakeServer()
-    server.updated = False
+    server: Any = FakeServer()
     with pytest.raises(ServerError, match="pp_max_micro_batch_size"):
-        run(server)
-
-
-def test_streamed_chunks_are_joined_and_each_gap_keeps_its_token_count() -> None:
-    measured = run(FakeServer(), cell_of("halves", in_flight=2, streamed=True), ("a", "b"))
-    assert [answer.tokens for answer in measured.answers] == [8, 8]
-    assert [gap.tokens for gap in measured.gaps] == [6, 7]
-    assert all(isinstance(gap, Gap) and gap.seconds >= 0 for gap in measured.gaps)
+        update_settings(server, {"pp_max_micro_batch_size": 2})
 
 
 def test_prompts_that_are_prefilled_together_count_once() -> None:
     spans = [(1.0, 2.0), (1.0, 2.0), (1.5, 2.5), (4.0, 4.5)]
     answers = [answer([1], start=start, end=end) for start, end in spans]
     assert prefill_seconds(answers) == pytest.approx(2.0)
-
-
-def test_decode_throughput_leaves_out_prefill_and_its_tokens() -> None:
     measured = replace(run(FakeServer()), seconds=3.25, prefill_seconds=0.25)
     assert measured.tokens_per_s == pytest.approx(24 / 3.25)
     assert measured.decode_tokens_per_s == pytest.approx(21 / 3)
@@ -175,15 +146,18 @@ def test_an_aborted_request_is_an_error() -> None:
 def test_a_counter_that_decreased_is_an_error() -> None:
     server = FakeServer()
     server.passes = 5
-    before = Counters.of(server.get("")["internal_states"][0]["qspec"])
+    before = server.counters()
     server.passes = 2
     with pytest.raises(CounterError):
-        Counters.of(server.get("")["internal_states"][0]["qspec"]).since(before)
+        server.counters().since(before)
 
 
 def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
-    meta: dict[str, Any] = {"e2e_latency": 5.0, "queue_time": 3.5}
+    meta: dict[str, Any] = {}
     body = {"output_ids": [1, 2, 3, 4, 5], "meta_info": meta}
+    peer = read_answer(body, 6.0)
+    assert (peer.passes, peer.service, peer.latency) == (4, 6.0, 6.0)
+    meta |= {"e2e_latency": 5.0, "queue_time": 3.5}
     plain = read_answer(body, 6.0)
     assert (plain.passes, plain.proposed, plain.service, plain.latency) == (4, 0, 1.5, 6.0)
     # SGLang fills these in for QSPEC too; there only QSPEC's own record counts.
@@ -196,20 +170,31 @@ def test_an_answer_is_read_by_the_kind_of_server_that_gave_it() -> None:
     assert (qspec.passes, qspec.proposed, qspec.accepted) == (3, 7, sources)
 
 
-def test_the_reason_of_a_failure_is_the_last_line_that_names_an_error() -> None:
-    log = "the server ended with code 1:\nloading\nValueError: no such kernel\nbye"
-    assert reason(RuntimeError(log)) == "ValueError: no such kernel"
-    assert reason(ConnectionResetError()) == "ConnectionResetError"
-
-
 def test_requests_are_kept_in_flight_and_their_times_are_measured() -> None:
     together = threading.Barrier(2, timeout=60)
 
-    def ask(prompt: str, length: int) -> Answer:
+    def ask(prompt: str, length: int) -> Raw:
         together.wait()
-        return Answer((len(prompt),) * length, 0.0, 0.0, length)
+        return {"output_ids": [len(prompt)] * length}
 
-    server: Any = FakeServer()
-    found = keep_in_flight(server, 2, ask, ["a", "bb", "c", "dd"], [1, 2, 3, 4])
-    assert [one.output_ids for one in found.answers] == [(1,), (2, 2), (1, 1, 1), (2,) * 4]
-    assert all(0 < one.latency == one.service <= found.seconds for one in found.answers)
+    found = keep_in_flight(2, ask, ["a", "bb", "c", "dd"], [1, 2, 3, 4])
+    assert [raw["output_ids"] for raw in found.raw] == [[1], [2, 2], [1, 1, 1], [2] * 4]
+    assert all(latency > 0 for latency in found.latencies or [0.0])
+
+
+BUSY = [sys.executable, "-c", "while True: pass"]
+
+
+def test_a_process_counts_unless_it_is_the_servers() -> None:
+    with subprocess.Popen(BUSY) as process:
+        try:
+            busy = psutil.Process(process.pid)
+            server: Any = SimpleNamespace(processes=[busy])
+            stranger: Any = SimpleNamespace(processes=[])
+            its_own, foreign = Others(server), Others(stranger)
+            began = sum(busy.cpu_times()[:2])
+            while sum(busy.cpu_times()[:2]) < began + 0.5:
+                pass
+            assert foreign.share() > its_own.share()
+        finally:
+            process.kill()

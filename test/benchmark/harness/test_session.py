@@ -1,10 +1,10 @@
-"""The order in which cells are served, and the handling of failed cells."""
+"""The order in which cells are served, the handling of failed cells, and the journal."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from benchmark.harness.cells import Cell, turned
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.fleet import Fleet
+from benchmark.harness.journal import FILE, Journal
 from benchmark.harness.report import Chart, Report, Table
 from benchmark.harness.run import Run
 from benchmark.harness.server import Server, ServerError
@@ -57,25 +58,21 @@ def serve(this: Session, measured: Measured) -> None:
     this.serve(CELLS, lambda cell: Configuration(cell.config, SETTINGS), measured)
 
 
-def test_every_cell_is_served_in_order_and_kept(measured: Measured, tmp_path: Path) -> None:
-    this = session(tmp_path)
-    serve(this, measured)
-    assert measured.served == ["none 0", "lookup 0", "lookup 1", "none 1", "none 2", "lookup 2"]
-    assert list(this.journal.runs) == CELLS
-
-
-def test_a_resumed_run_serves_only_what_is_missing(measured: Measured, tmp_path: Path) -> None:
-    first = session(tmp_path)
+def test_every_cell_is_served_in_order_and_a_resumed_run_serves_what_is_missing(
+    measured: Measured, tmp_path: Path
+) -> None:
+    order = ["none 0", "lookup 0", "lookup 1", "none 1", "none 2", "lookup 2"]
+    whole = session(tmp_path / "whole")
+    serve(whole, measured)
+    assert measured.served == order
+    assert list(whole.journal.runs) == CELLS
+    part = session(tmp_path / "part")
     for cell in CELLS[:3]:
-        first.journal.add(cell, run(answer()))
-    serve(session(tmp_path, resume=True), measured)
-    assert measured.served == ["none 1", "none 2", "lookup 2"]
-
-
-def test_a_report_alone_serves_nothing(measured: Measured, tmp_path: Path) -> None:
-    session(tmp_path)
-    serve(session(tmp_path, report_only=True), measured)
-    assert measured.served == []
+        part.journal.add(cell, run(answer()))
+    serve(session(tmp_path / "part", report_only=True), measured)
+    assert measured.served == order
+    serve(session(tmp_path / "part", resume=True), measured)
+    assert measured.served == order + order[3:]
 
 
 def test_a_failed_cell_is_served_once_more_before_its_configuration_is_left_out(
@@ -102,31 +99,36 @@ def test_the_last_line_is_json_and_everything_is_written(
     measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this = session(tmp_path)
-    table = Table("Rows", ["", "speedup"], [["none", "1.00 (one round)"]])
-    report = Report("A benchmark", "", [table])
+    report = Report("A benchmark", "", [Table("Rows", ["", "speedup"], [["none", "1.00"]])])
+    # Without a measured cell the command fails.
     assert this.finish(report, {"rows": []}) == 1
     serve(this, measured)
     assert this.finish(report, {"rows": []}) == 0
-    printed = capsys.readouterr().out
-    assert "A ratio of one round has no spread" in printed
-    last = json.loads(printed.splitlines()[-1])
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == json.loads((tmp_path / "results.json").read_text())
     assert (last["rows"], last["failed"], last["tokens"]) == ([], {}, 8)
     assert last.keys() > {"command", "machine", "versions", "settings"}
-    written = {path.name for path in tmp_path.iterdir()}
-    assert {"report.md", "results.json"} <= written
-    assert "report.html" not in written
-
-
-def test_a_report_with_charts_is_an_html_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drawn = Chart("Speedups", "A caption", "boxes", {"rows": [{"name": "none", "values": [1.0]}]})
-    session(tmp_path).finish(Report("A benchmark", "", [], charts=(drawn,)), {})
     page = tmp_path / "report.html"
+    assert not page.exists()
+    drawn = Chart("Speedups", "A caption", "boxes", {"rows": [{"name": "none", "values": [1.0]}]})
+    this.finish(replace(report, charts=(drawn,)), {})
     assert f"report: {page}\n" in capsys.readouterr().out
     assert '"values": [1.0]' in page.read_text()
 
 
 def test_a_length_is_rounded_up() -> None:
     assert [rounded_up(tokens, 64) for tokens in (1, 64, 65)] == [64, 64, 128]
+
+
+def test_a_line_of_the_journal_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    cell, other = Cell.of(1, "lookup", group="qa", delay=1.0), Cell.of(1, "none", k=None)
+    measured = run(answer(3, passes=2, proposed=4, accepted={"prompt": 1}), drafted=8)
+    journal = Journal.open(tmp_path, {}, resume=False)
+    journal.add(cell, measured)
+    journal.add(other, measured)
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-10])
+    journal = Journal.open(tmp_path, {}, resume=True)
+    assert journal.runs == {cell: measured}
+    journal.add(other, measured)
+    assert Journal.open(tmp_path, {}, resume=True).runs == {cell: measured, other: measured}

@@ -1,4 +1,4 @@
-"""Rows, and ratios between configurations, from answers with known figures."""
+"""Rows, ratios with their spread, and other figures, from answers with known figures."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from benchmark.harness.cells import Cell, Value, in_turn
+from benchmark.harness.cells import Cell, Value
 from benchmark.harness.run import Run
-from benchmark.harness.summary import FIGURES, Row, Summary, table
+from benchmark.harness.statistics import Medians, Ratio, percentile, ratio_record, rounded
+from benchmark.harness.summary import FIGURES, Row, Summary
 from test.benchmark.runs import answer, counters_of, run
+
+
+def at(tokens_per_s: float) -> Run:
+    return run(answer(10), seconds=10 / tokens_per_s)
 
 
 def runs_at(config: str, *tokens_per_s: float, **load: Value) -> dict[Cell, Run]:
     """A run of ten tokens in each round, at the given rates."""
     return {
-        Cell.of(number, config, **load): run(answer(10), seconds=10 / rate)
-        for number, rate in enumerate(tokens_per_s, 1)
+        Cell.of(number, config, **load): at(rate) for number, rate in enumerate(tokens_per_s, 1)
     }
 
 
 def row(one: Run, plain: Run | None = None) -> Row:
     return Row("lookup", {}, {1: one}, {} if plain is None else {1: plain})
-
-
-def test_every_other_round_is_served_in_reverse_order() -> None:
-    first = [Cell.of(1, config, in_flight=n) for n in (1, 8) for config in ("none", "qspec")]
-    cells = in_turn(first, 3)
-    assert cells[:4] == first
-    assert cells[4:8] == [replace(cell, round=2) for cell in first[::-1]]
-    assert cells[8:] == [replace(cell, round=3) for cell in first]
 
 
 def test_a_cell_names_its_dimensions_and_survives_json() -> None:
@@ -41,15 +37,13 @@ def test_a_cell_names_its_dimensions_and_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell) == cell
 
 
-def test_a_speedup_is_within_each_round_and_has_a_spread() -> None:
-    # In the second round the machine ran at half its speed.
+def test_a_row_has_its_load_its_speedup_and_all_figures() -> None:
     runs = runs_at("none", 100, 50, 100, n=8) | runs_at("qspec", 101, 49, 120, n=8)
     plain, qspec = Summary(runs, "none").rows
     assert plain.speedup is None
-    assert str(qspec.speedup) == "1.01 (0.98 to 1.20)"
     record = qspec.record()
     assert (record["n"], record["config"], record["rounds"]) == (8, "qspec", 3)
-    assert record["speedup_spread"] == [0.98, 1.2]
+    assert (record["speedup"], record["speedup_spread"]) == (1.01, [0.98, 1.2])
     assert record.keys() > set(FIGURES)
     assert json.loads(json.dumps(record)) == record
 
@@ -76,10 +70,7 @@ def test_a_ratio_needs_a_round_with_both_sides() -> None:
     summary = Summary(runs | runs_at("c", 10, n=2), "none")
     assert summary.ratio("a", "b", {"n": 1}) is None
     assert summary.ratio("a", "missing", {"n": 1}) is None
-    other = summary.ratio("a", "c", {"n": 1}, {"n": 2})
-    assert other is not None
-    assert other.median == pytest.approx(3.0)
-    assert summary.row("a", {"n": 3}) is None
+    assert str(summary.ratio("a", "c", {"n": 1}, {"n": 2})) == "3.00 (one round)"
 
 
 def test_acceptance_is_counted_over_all_requests() -> None:
@@ -104,19 +95,13 @@ def test_acceptance_is_counted_over_all_requests() -> None:
 
 
 def test_without_speculation_every_token_takes_a_pass() -> None:
-    plain = run(answer(10), answer(4), seconds=2.0)
-    found = row(plain)
+    found = row(run(answer(10), answer(4), seconds=2.0))
     assert (found.speedup, found.identical) == (None, None)
-    assert found.figures.tokens_per_s == 7.0
-    assert found.figures.accept_len == found.figures.passes_per_token == 1.0
-    assert found.figures.proposed_per_pass == 0.0
+    figures = found.figures
+    assert (figures.tokens_per_s, figures.proposed_per_pass) == (7.0, 0.0)
+    assert figures.accept_len == figures.passes_per_token == 1.0
     for name in ("match_rate", "wasted", "verify_s", "hidden_share"):
-        assert getattr(found.figures, name) is None
-
-
-def test_tokens_accepted_past_the_end_of_an_output_do_not_count_in_the_accept_length() -> None:
-    one = run(answer(9, passes=2, proposed=30, accepted={"queue": 14}))
-    assert one.accept_len == pytest.approx(8 / 2)
+        assert getattr(figures, name) is None
 
 
 def test_requests_with_different_output_are_counted_and_the_worst_round_counts() -> None:
@@ -141,12 +126,32 @@ def test_times_are_for_each_verify_pass() -> None:
     assert replace(found, counters=counters_of(draft_s=0.0)).hidden_share is None
 
 
-def test_a_table_has_standard_columns_dimensions_and_own_ones() -> None:
-    busy = {
-        cell: replace(one, others_share=0.2) for cell, one in runs_at("a", 1, in_flight=2).items()
+def test_a_ratio_uses_the_rounds_that_both_sides_served_and_shows_its_spread() -> None:
+    # In the second round the machine ran at half its speed.
+    ours = {1: at(101.0), 2: at(49.0), 3: at(120.0), 4: at(1.0)}
+    plain = {1: at(100.0), 2: at(50.0), 3: at(100.0), 5: at(1.0)}
+    ratio = Ratio.of(ours, plain)
+    assert ratio is not None
+    assert ratio.values == pytest.approx((1.01, 0.98, 1.2))
+    assert str(ratio) == "1.01 (0.98 to 1.20)"
+    assert ratio_record("speedup", ratio) == {
+        "speedup": 1.01,
+        "speedup_spread": [0.98, 1.2],
+        "speedup_rounds": 3,
     }
-    rows = Summary(busy, "none").rows
-    heads = ("config", "in flight", "k", "others", "own")
-    found = table("Rows", rows, heads, "a note", {"own": lambda row: len(row.rounds)})
-    assert list(map(list, found.lines)) == [["a", "2", "–", "20%", "1"]]
-    assert found.note == "a note"
+
+
+def test_a_ratio_of_one_round_says_that_it_has_no_spread() -> None:
+    ratio = Ratio((0.85,))
+    assert str(ratio) == "0.85 (one round)"
+    assert ratio_record("worst", ratio)["worst_spread"] is None
+    assert Ratio.of({1: at(1.0)}, {2: at(1.0)}) is None
+    assert ratio_record("worst", None)["worst"] is None
+
+
+def test_a_median_uses_the_runs_that_have_the_figure() -> None:
+    found = Medians((run(answer(4), drafted=7), run(answer(6)), run(answer(8), drafted=9)))
+    assert (found.tokens, found.drafted, found.match_rate) == (6, 8, None)
+    # A percentile is a value that occurred.
+    assert percentile([float(value) for value in range(200, 0, -1)], 0.99) == 198.0
+    assert rounded({"a": [1.23456, 2], "b": None}) == {"a": [1.235, 2], "b": None}

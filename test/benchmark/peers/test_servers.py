@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.bench_peers import cells_of, parse, prompts_of
+from benchmark.bench_peers import parse
 from benchmark.harness.configuration import Settings
 from benchmark.harness.dataset import lengths_of
+from benchmark.peers.loads import cells_of, prompts_of
+from benchmark.peers.pipelines import BASELINE, PIPELINES
 from benchmark.peers.servers import (
     LOOKUPS,
     NAMES,
@@ -32,18 +34,20 @@ def test_peers_run_only_if_the_command_line_names_them() -> None:
     assert ALL.names == NAMES
 
 
-def test_all_servers_but_the_pinned_one_use_all_processors() -> None:
-    cores = {name: configuration(name, SETTINGS, ALL).cores for name in NAMES}
-    assert cores.pop(PINNED) == (0,)
-    assert set(cores.values()) == {()}
-    assert "--speculative-qspec-cores" not in configuration(QSPEC, SETTINGS, ALL).flags
-    assert configuration(SGLANG, SETTINGS, ALL).flags == ()
-    assert len({configuration(name, SETTINGS, ALL).server_key for name in NAMES}) == len(NAMES)
+def test_all_servers_but_the_pinned_ones_use_all_processors() -> None:
+    every = {name: configuration(name, SETTINGS, ALL, 16) for name in NAMES}
+    pinned = {name for name, one in every.items() if one.cores == (0,)}
+    assert pinned == {PINNED, BASELINE, *PIPELINES}
+    assert {one.cores for name, one in every.items() if name not in pinned} == {()}
+    assert "--speculative-qspec-cores" not in every[QSPEC].flags
+    assert every[SGLANG].flags == every[BASELINE].flags == ()
+    # All pipelines share a server.
+    assert len({one.server_key for one in every.values()}) == len(NAMES) - len(PIPELINES) + 1
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
 def test_a_peer_takes_as_many_requests_on_a_port_of_its_own(name: str) -> None:
-    server = configuration(name, SETTINGS, ALL).server()
+    server = configuration(name, SETTINGS, ALL, 16).server()
     assert server.command[-1] == str(server.port)
     assert "16" in server.command
 
@@ -53,13 +57,12 @@ def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
     options = parse([*given, "--arrivals", "steady", "queue", "--prompts", "24"])
     cells = cells_of(options)
     assert [cell.config for cell in cells] == [SGLANG, QSPEC] * 4 + [QSPEC, SGLANG] * 4
-    loads = list(dict.fromkeys(cell.load for cell in cells))
     prompts = [[number] for number in range(300)]
     served = [
         prompt[0]
         for cell in cells
         if cell.config == QSPEC
-        for part in prompts_of(cell, prompts, options, loads)
+        for part in prompts_of(cell, prompts, options)
         for prompt in part
     ]
     assert len(served) == len(set(served)) == 2 * (2 * 24 + 1 + 4 + 3 + 1 + 12 + 4)

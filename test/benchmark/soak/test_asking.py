@@ -17,6 +17,7 @@ from benchmark.soak.asking import ask
 PIECES: dict[str, list[str]] = {
     "/good": ['{"n": 1}', '{"n": 2}', "[DONE]"],
     "/cut": ['{"n": 1}'],
+    "/odd": ['{"error": 3}', "[DONE]"],
     "/error": ['{"n": 1}', '{"error": {"code": 503, "message": "busy"}}', "[DONE]"],
 }
 SLOW_S = 5.0
@@ -61,12 +62,6 @@ def test_an_answer_is_read_whole_or_in_chunks(server: Server) -> None:
     assert (streamed.data, streamed.error, streamed.hung_up) == ([{"n": 1}, {"n": 2}], None, False)
 
 
-def test_a_refused_request_has_its_status_and_text(server: Server) -> None:
-    refused = ask(server, "/bad", {})
-    assert refused.status == 400
-    assert refused.error == 'HTTP 400: {"text": "whole"}'
-
-
 def test_a_client_hangs_up_after_a_number_of_chunks_or_seconds(server: Server) -> None:
     by_pieces = ask(server, "/good", STREAM, pieces=1)
     assert (by_pieces.data, by_pieces.hung_up, by_pieces.error) == ([{"n": 1}], True, None)
@@ -75,14 +70,15 @@ def test_a_client_hangs_up_after_a_number_of_chunks_or_seconds(server: Server) -
     assert by_time.seconds < SLOW_S
 
 
-def test_a_stream_that_breaks_off_or_holds_an_error_fails(server: Server) -> None:
+def test_a_refused_request_a_broken_stream_and_an_absent_server_are_errors(server: Server) -> None:
+    refused = ask(server, "/bad", {})
+    assert (refused.status, refused.error) == (400, 'HTTP 400: {"text": "whole"}')
     cut = ask(server, "/cut", STREAM)
     assert cut.data == [{"n": 1}]
     assert "before [DONE]" in (cut.error or "")
     error = ask(server, "/error", STREAM)
     assert error.status == 503
     assert "busy" in (error.error or "")
-
-
-def test_a_server_that_is_not_there_is_an_error() -> None:
+    odd = ask(server, "/odd", STREAM)
+    assert (odd.status, odd.error) == (400, "3")
     assert "Connect" in (ask(Server("model"), "/good", {}).error or "")

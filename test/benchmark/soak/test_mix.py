@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter
 
@@ -29,9 +28,7 @@ def drawn(seed: int = 3, count: int = 1500) -> list[Request]:
     return found
 
 
-@functools.cache
-def drawn_once() -> tuple[Request, ...]:
-    return tuple(drawn())
+REQUESTS = drawn()
 
 
 def text_of(request: Request) -> str:
@@ -49,11 +46,6 @@ def custom_of(request: Request) -> dict[str, object]:
     return found
 
 
-def test_the_same_seed_gives_the_same_requests() -> None:
-    assert drawn() == drawn()
-    assert drawn(seed=4) != drawn(seed=3)
-
-
 def test_the_pool_is_the_same_each_time_and_has_every_endpoint_greedy_and_seeded() -> None:
     assert pool(60) == TEMPLATES
     assert [template.number for template in TEMPLATES] == list(range(60))
@@ -64,8 +56,9 @@ def test_the_pool_is_the_same_each_time_and_has_every_endpoint_greedy_and_seeded
         assert any(name in template.sampling for template in TEMPLATES), name
 
 
-def test_a_mix_has_every_kind_of_request() -> None:
-    counts = Counter(kind for request in drawn() for kind in request.kinds)
+def test_a_mix_is_repeatable_and_has_every_kind_of_request() -> None:
+    assert drawn() == REQUESTS != drawn(seed=4)
+    counts = Counter(kind for request in REQUESTS for kind in request.kinds)
     for kind in (
         *(GENERATE, COMPLETIONS, CHAT, "greedy", "seeded", "sampled", "stream", "n", "stop"),
         *("ignore_eos", "controls", "right guess", "wrong guess", "bad"),
@@ -73,9 +66,9 @@ def test_a_mix_has_every_kind_of_request() -> None:
         *("long rid", "unicode rid", "odd rid", "repeated rid"),
     ):
         assert counts[kind] > 10, kind
-    fates = Counter(request.fate for request in drawn())
+    fates = Counter(request.fate for request in REQUESTS)
     assert all(fates[fate] > 30 for fate in Fate)
-    cut = [request for request in drawn() if request.fate is Fate.HANG_UP]
+    cut = [request for request in REQUESTS if request.fate is Fate.HANG_UP]
     assert any(r.after_pieces for r in cut)
     assert all((r.after_s is None) != (r.after_pieces is None) for r in cut)
     assert all(r.body.get("stream") for r in cut if r.after_pieces)
@@ -83,9 +76,8 @@ def test_a_mix_has_every_kind_of_request() -> None:
 
 def test_an_aborted_request_id_is_no_prefix_of_another() -> None:
     """SGLang aborts every request with an id that begins with the id of the abort."""
-    requests = drawn()
-    names = [request.rid for request in requests if request.rid is not None]
-    aborted = [request.rid for request in requests if request.fate is Fate.ABORT]
+    names = [request.rid for request in REQUESTS if request.rid is not None]
+    aborted = [request.rid for request in REQUESTS if request.fate is Fate.ABORT]
     assert None not in aborted
     for name in aborted:
         assert sum(other.startswith(str(name)) for other in names) == 1
@@ -95,18 +87,18 @@ def test_a_request_id_is_reused_only_after_its_request_has_ended() -> None:
     mix = Mix(3, TEMPLATES, REFERENCES)
     names = [request.rid for request in (mix.next() for _ in range(500)) if request.rid]
     assert len(set(names)) == len(names)  # none has ended
-    names = [request.rid for request in drawn() if request.rid]
+    names = [request.rid for request in REQUESTS if request.rid]
     assert len(set(names)) < len(names)
     assert any(len(name) == LONG_RID for name in names)
-    for number, request in enumerate(drawn_once()):
+    for number, request in enumerate(REQUESTS):
         # The last five have not ended.
-        in_flight = [other.rid for other in drawn_once()[max(0, number - 5) : number]]
+        in_flight = [other.rid for other in REQUESTS[max(0, number - 5) : number]]
         assert request.rid is None or request.rid not in in_flight
 
 
 def test_guesses_leave_the_prompt_unchanged_and_are_valid() -> None:
     right = 0
-    for request in drawn():
+    for request in REQUESTS:
         if request.fate is Fate.BAD:
             continue
         text, guesses = guess_tags.split(text_of(request), guess_tags.GuessLimits())

@@ -1,9 +1,5 @@
 """Stand-in for sgl_kernel.quantization: weights in GGUF's formats, which no server here has."""
 
-from sgl_kernel.unused import unused
+from sgl_kernel.unused import functions
 
-
-def __getattr__(name: str) -> object:
-    if name.startswith("ggml_"):
-        return unused(f"quantization.{name}")
-    raise AttributeError(f"sgl_kernel.quantization.{name} has no stand-in")
+__getattr__ = functions("quantization", "ggml_")

@@ -4,6 +4,17 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
+def functions(module: str, prefix: str) -> Callable[[str], object]:
+    """The `__getattr__` of a submodule in which all names with the prefix are unused functions."""
+
+    def find(name: str) -> object:
+        if name.startswith(prefix):
+            return unused(f"{module}.{name}")
+        raise AttributeError(f"sgl_kernel.{module}.{name} has no stand-in")
+
+    return find
+
+
 def unused(name: str) -> Callable[..., NoReturn]:
     """A function that can be imported, and that names itself if it is called."""
 

@@ -27,7 +27,7 @@ AGAIN = 0.5
 """Default of --again."""
 DESCRIPTION = """Print the expected tokens per pass, time per round and speedup of each pipeline,
 from the agreement of target and drafter and the times of both. With --fit, fit the model to a run
-of benchmark.bench_batch_parallel and compare it with the measurements. docs/theory.md has the
+of benchmark.bench_peers --pipelines and compare it with the measurements. docs/theory.md has the
 model. A time is a number of milliseconds, or a list of requests:milliseconds such as 1:30,8:45,
 with linear interpolation between."""
 

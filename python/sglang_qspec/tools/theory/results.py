@@ -1,4 +1,4 @@
-"""The results.json that `benchmark.bench_batch_parallel` writes."""
+"""The results.json that `benchmark.bench_peers --pipelines` writes."""
 
 from __future__ import annotations
 

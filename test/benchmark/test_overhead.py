@@ -1,4 +1,4 @@
-"""The stopwatch on stand-ins for a scheduler, a worker and a model."""
+"""The stopwatch of `bench_overhead` on stand-ins, and the figures of its records."""
 
 import importlib
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmark.overhead import probe
+from benchmark.overhead.iterations import added, plain_decode, read
 
 
 class Batch:
@@ -56,21 +57,15 @@ def test_an_iteration_counts_its_worker_once_with_its_parts_inside_and_hooks_out
     worker.propose()
     worker.forward()
     stopwatch.turn(Batch())
+    # An iteration that idle time follows has no end, and is not written.
+    stopwatch.idle()
+    stopwatch.turn(Batch())
     stopwatch.idle()
     (row,) = rows(path)
     assert row["worker"] + row["hooks"]["poll"] < row["period"]
     assert row["model"] + row["parts"]["propose"] < row["worker"]
+    assert 2.0 <= row["model"] < 20_000  # milliseconds
     assert (row["running"], row["width"], row["decode"]) == (2, 3, True)
-
-
-def test_an_iteration_followed_by_idle_time_is_not_written(path: Path) -> None:
-    stopwatch = probe.Stopwatch(str(path))
-    stopwatch.turn(Batch())
-    stopwatch.idle()
-    stopwatch.turn(Batch())
-    stopwatch.turn(Batch())
-    stopwatch.idle()
-    assert len(rows(path)) == 1
 
 
 def test_a_module_is_timed_as_soon_as_it_is_imported(
@@ -101,3 +96,41 @@ def test_every_timed_function_exists() -> None:
         for name in path.split("."):
             owner = getattr(owner, name)
         assert callable(owner)
+
+
+def line(**changes: Any) -> str:
+    """A decode iteration of 20 ms: 12 ms in the model, 5 around it, 1 in a hook, 2 elsewhere."""
+    row: dict[str, Any] = {
+        "decode": True,
+        "running": 4,
+        "width": 3,
+        "period": 20.0,
+        "worker": 17.0,
+        "model": 12.0,
+        "hooks": {"poll": 1.0},
+        "parts": {"propose": 3.0, "sample": 0.5},
+    }
+    return json.dumps({**row, **changes})
+
+
+def test_an_iteration_that_decodes_is_split_into_model_plugin_and_scheduler_time() -> None:
+    (iteration, other) = read([line(), line(decode=False), line(running=2)])
+    assert other.running == 2
+    assert iteration.around_model == pytest.approx(5.0)
+    assert iteration.ours == pytest.approx(6.0)
+    assert iteration.outside_model == pytest.approx(8.0)
+
+
+def test_added_time_is_the_plugins_time_minus_a_plain_steps_time_around_the_model() -> None:
+    plain = plain_decode(read([line(worker=13.5, period=15.0, hooks={}, parts={})] * 3))
+    assert plain.step_ms == pytest.approx(13.5)
+    found = added(read([line(), line(), line(hooks={"poll": 31.0})]), plain)
+    assert found.added_ms_median == pytest.approx(6.0 - 1.5)
+    assert found.added_share == pytest.approx(4.5 / 13.5)
+    assert found.added_ms_p99 == pytest.approx(36.0 - 1.5)
+    assert found.whole_ms_median == pytest.approx(8.0 - 3.0)
+    assert (found.iterations, found.width) == (3, 3.0)
+    assert list(found.parts_ms.items())[:2] == [("hook: poll", 11.0), ("propose", 3.0)]
+    assert sum(found.parts_ms.values()) == pytest.approx((6 + 6 + 36) / 3)
+    with pytest.raises(ValueError, match="no iteration"):
+        plain_decode([])
