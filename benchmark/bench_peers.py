@@ -5,14 +5,13 @@
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --pipelines --output out
 
 All servers may use all processors of the machine, except `qspec-pinned`, and those of
-`--pipelines`. `qspec` has a draft model
-and no other flag, and divides the processors by itself; `qspec-pinned` has one for the target and
-another one for the sidecar; `sglang` is SGLang without speculation; `lookups` is QSPEC without a
-draft model, and `steps` has step drafts in every round. The command line names the peers that run:
-vLLM, with and without its speculation by n-grams, by an interpreter that has it; llama.cpp by the
-path of `llama-server` and a GGUF file of the target; OpenVINO GenAI, with and without its lookups,
-by an interpreter that has it and the same file. vLLM reads its own environment variables, such as
-VLLM_CPU_OMP_THREADS_BIND.
+`--pipelines`. `qspec` has a draft model and no other flag, and divides the processors by itself;
+`qspec-pinned` has one for the target and another one for the sidecar; `sglang` is SGLang without
+speculation; `lookups` is QSPEC without a draft model, and `steps` has step drafts in every round.
+The command line names the peers that run: vLLM, with and without its speculation by n-grams, by an
+interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of the target;
+OpenVINO GenAI, with and without its lookups, by an interpreter that has it and the same file. vLLM
+reads its own environment variables, such as VLLM_CPU_OMP_THREADS_BIND.
 
 A load is a number of requests in flight (`--levels`), a kind of answers, and an arrival:
 

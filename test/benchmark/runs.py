@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from benchmark.harness.cells import Cell
 from benchmark.harness.run import Answer, Counters, Run
@@ -12,21 +13,14 @@ def answer(
     tokens: int = 10,
     *,
     passes: int | None = None,
-    proposed: int = 0,
-    accepted: Mapping[str, int] | None = None,
     latency: float = 2.0,
     service: float = 1.0,
     first_id: int = 0,
+    **drafts: Any,
 ) -> Answer:
     """An answer of `tokens` ids from `first_id` on; by default one pass per token but the first."""
-    return Answer(
-        output_ids=tuple(range(first_id, first_id + tokens)),
-        latency=latency,
-        service=service,
-        passes=tokens - 1 if passes is None else passes,
-        proposed=proposed,
-        accepted=accepted or {},
-    )
+    output_ids = tuple(range(first_id, first_id + tokens))
+    return Answer(output_ids, latency, service, tokens - 1 if passes is None else passes, **drafts)
 
 
 def run(*answers: Answer, seconds: float = 2.0, drafted: int | None = None) -> Run:
@@ -42,33 +36,21 @@ def counters_of(
     waited_s: float = 0.001,
 ) -> Counters:
     """Counters of ten passes over three requests; `draft_s` is the draft time of each."""
-    counted: dict[str, float] = {
-        "passes": 10,
-        "requests": 30,
-        "input_tokens": 150,
-        "seconds": 10 * verify_s,
-        "waited_seconds": 10 * waited_s,
-    }
+    counted: dict[str, float] = {"passes": 10, "requests": 30, "input_tokens": 150}
+    counted |= {"seconds": 10 * verify_s, "waited_seconds": 10 * waited_s}
     pipelines = {name: counted, "queue": dict.fromkeys(counted, 0.0)}
     return Counters(pipelines, 100, 10 * draft_s, 50)
 
 
 def round_of(number: int, names: Sequence[str]) -> dict[Cell, Run]:
     """A round of two groups; every configuration except `none` is twice as fast."""
+    drafts: dict[str, Any] = {"passes": 4, "proposed": 10, "accepted": {"queue": 3, "output": 2}}
     found = {}
     for name in names:
-        plain = name.startswith("none")
-        seconds = 4.0 if plain else 2.0
-        one = (
-            answer(service=2.0)
-            if plain
-            else answer(passes=4, proposed=10, accepted={"queue": 3, "output": 2})
-        )
+        is_plain = name.startswith("none")
+        one = answer(service=2.0) if is_plain else answer(**drafts)
         drafted = 40 if name.startswith("qspec") else None
-        found[Cell.of(number, name, group="qa", part=0)] = run(
-            one, one, seconds=seconds, drafted=drafted
-        )
-        found[Cell.of(number, name, group="rag", part=0)] = run(
-            one, seconds=seconds, drafted=drafted
-        )
+        for group, answers in (("qa", (one, one)), ("rag", (one,))):
+            cell = Cell.of(number, name, group=group, part=0)
+            found[cell] = run(*answers, seconds=4.0 if is_plain else 2.0, drafted=drafted)
     return found
