@@ -74,6 +74,22 @@ class Device:
             self._complete = number
             self.events.append(("wait", number))
 
+    def counts(self) -> dict[str, int]:
+        """Passes and waits, and waits for the newest pass, during which the device does nothing.
+
+        The wait for the last pass of a load is none of the latter.
+        """
+        newest, idle = 0, 0
+        for name, number in self.events[:-1]:
+            newest = number if name == "launch" else newest
+            idle += name == "wait" and number == newest
+        names = [name for name, _ in self.events]
+        return {
+            "passes": names.count("launch"),
+            "waits": names.count("wait"),
+            "idle_waits": idle,
+        }
+
     def event(self) -> Any:
         """An event on this device, as `torch.cuda.Event`."""
         device = self
@@ -164,10 +180,13 @@ class Stubbed:
             itself._host, itself._done = tensor, device.event()
             itself._done.record()
 
-        ModelRunner.forward = forward
-        FutureMap.resolve_seq_lens_cpu = resolving
-        transfers.HostCopy.__init__ = copy
-        torch.cpu.Event = device.event
+        for owner, name, double in (
+            (ModelRunner, "forward", forward),
+            (FutureMap, "resolve_seq_lens_cpu", resolving),
+            (transfers.HostCopy, "__init__", copy),
+            (torch.cpu, "Event", device.event),
+        ):
+            setattr(owner, name, double)
 
     def add(self, prompt: Sequence[int], **params: Any) -> Any:
         """Send a greedy request of these tokens; returns SGLang's request."""

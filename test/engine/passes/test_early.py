@@ -267,7 +267,12 @@ def test_a_server_without_overlap_waits(engine: Engine) -> None:
 def test_rank_0_chooses_for_all_ranks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, choices = engine.worker._ranks, list[bool]()
     ranks.size = 2
-    monkeypatch.setattr(ranks, "choose", lambda *, chosen: choices.append(chosen) or chosen)
+
+    def choose(*, chosen: bool) -> bool:
+        choices.append(chosen)
+        return chosen
+
+    monkeypatch.setattr(ranks, "choose", choose)
     assert engine.worker.launches_early(engine.batch()) == [3, 3]
     assert engine.worker.launches_early(engine.batch(has_grammar=True)) is None
     assert choices == [True, False]
