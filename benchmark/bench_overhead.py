@@ -20,6 +20,9 @@ its core with the server's other processes, as in a small server.
     python -m benchmark.bench_overhead
 
 The sidecar is first healthy, then stopped (SIGSTOP, just before the requests come), then killed.
+`--host 64` starts no server. It prints the host's time for a pass of 64 requests that have nothing
+to draft, beside SGLang without speculation: `extra_host_ms` and the waits (`overhead.host`).
+
 The last line is JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_step_ms`,
 `added_ms_median`, `added_ms_p99`, `added_share` (median over the decode step; the goal is at most
 0.03), `whole_ms_median`, `width` and `parts_ms`.
@@ -27,6 +30,7 @@ The last line is JSON: `rows`, each with `sidecar`, `running`, `iterations`, `de
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +48,7 @@ from benchmark.harness.server import Server
 from benchmark.harness.serving import send_each
 from benchmark.harness.speculation import sidecar_of, update_settings, wait_for_sidecar
 from benchmark.harness.statistics import rounded
+from benchmark.overhead.host import KINDS, compare
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
 from benchmark.prompts import PROMPTS
@@ -64,6 +69,14 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
         f"{name} {time:.2f}" for name, time in list(row["parts_ms"].items())[:SHOWN_PARTS]
     ),
 }
+HOST_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "server": lambda row: row["server"],
+    "host": lambda row: f"{row['host_ms']:.3f}",
+    "waits": lambda row: f"{row['waits_per_pass']:.2f}",
+    "idle": lambda row: row["idle_waits"],
+}
+HOST_NOTE = """host: ms for a pass; waits: for each pass; idle: waits while the device has no other
+pass to run."""
 NOTE = """step, added, p99, whole: ms; parts: means in ms; added and p99 are against a plain decode
 step. The plain server ran once, before the other, so shares have no spread."""
 
@@ -71,9 +84,22 @@ step. The plain server ran once, before the other, so shares have no spread."""
 def main() -> None:
     parser = parser_of("bench_overhead", __doc__)
     add = parser.add_argument
+    add(
+        "--host",
+        type=positive,
+        metavar="N",
+        help="measure only the host's time for a pass of N requests without drafts, on a stubbed"
+        " target beside SGLang without speculation",
+    )
     add("--running", type=positive, nargs="+", default=[1, 16, 64], help="requests at a time")
     add_servers(parser, "bfloat16")
     options = parsed(parser, None)
+    if options.host:
+        record = compare(options.host, {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"})
+        servers = [{"server": kind, **record[kind]} for kind in KINDS]
+        print(Table.of(f"{options.host} requests", servers, HOST_COLUMNS, HOST_NOTE).text())
+        print_record(rounded(record, 4))
+        return
     settings = settings_of(options, max(options.running), 2048, TOTAL_TOKENS)
     plain_server, qspec_server = with_and_without(settings)
     prompts = render(settings.model, _texts(max(map(_requests, options.running))))

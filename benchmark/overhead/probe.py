@@ -49,7 +49,8 @@ HOOKS = {
 PARTS = {
     (_SPECULATOR, "Speculator.poll"): "poll",
     (_SPECULATOR, "Speculator.propose"): "propose",
-    (_SPECULATOR, "Speculator.record"): "record",
+    (_SPECULATOR, "Speculator.commit"): "record",
+    (_SPECULATOR, "Speculator.count"): "record",
     (_SPECULATOR, "Speculator.wait_for_steps"): "wait",
     ("sglang_qspec.policy.width", "WidthPolicy.choose"): "width",
     ("sglang_qspec.policy.row_budget", "RowBudget.choose"): "width",

@@ -20,6 +20,7 @@ from sglang_qspec.link.frame import encode
 from sglang_qspec.messages import Declined, Drafted, Gap, Submit
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.accept import accept
+from test.engine.speculating import finish_pass
 
 TOKENS_EACH = 16
 """Number of token ids that belong to one request; few, so that its text repeats itself."""
@@ -181,7 +182,7 @@ class Chaos:
             place = len(request.output_ids) + len(drafts)
             bonus_ids.append(_answer(request, place))
             request.output_ids += [*drafts, bonus_ids[-1]]
-        self.active.record(rids, trees, accepted, bonus_ids)
+        finish_pass(self.active, rids, trees, accepted, bonus_ids)
         self._finish()
         if self.rng.random() < 0.7:
             self.follow()

@@ -13,6 +13,7 @@ from sglang_qspec.link import LinkServer, PrivateEndpoint, SidecarLink
 from sglang_qspec.messages import PROTOCOL, Heartbeat, Hello, Welcome
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.trie import TrieLimits, TrieStore
+from test.engine.speculating import finish_pass
 from test.link.wire import FINGERPRINT, until
 from test.sidecar.scripted import ScriptedModel
 
@@ -93,7 +94,7 @@ class Pair:
             bonus_ids.append(last + 1)
         for output, bonus_id in zip(outputs, bonus_ids, strict=True):
             output += range(output[-1] + 1, bonus_id + 1)
-        self.active.record(rids, trees, accepted, bonus_ids)
+        finish_pass(self.active, rids, trees, accepted, bonus_ids)
         return [len(nodes) + 1 for nodes in accepted]
 
     def close(self) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.passes.decide.drafts import Drafts
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Commit, Submit
-from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
+from sglang_qspec.trie import DraftTree, DraftTrees, TrieLimits, TrieStore
 
 VOCAB = 1000
 PROMPT = [5, 6, 7]
@@ -78,12 +79,24 @@ def tree_of(active: Speculator, rid: str, output_ids: list[int], width: int) -> 
     return active.propose([rid], [output_ids], width)[0]
 
 
+def finish_pass(
+    drafts: Drafts,
+    rids: Sequence[str],
+    trees: DraftTrees,
+    accepted: Sequence[Sequence[int]],
+    bonus_ids: Sequence[int],
+) -> None:
+    """Count and commit a pass; the arguments are as in `Drafts.commit`."""
+    drafts.count(rids, trees, accepted)
+    drafts.commit(rids, trees, accepted, bonus_ids)
+
+
 def decode(
     active: Speculator, output_ids: list[int], accepted: Sequence[int] = (), bonus_id: int = 0
 ) -> list[int]:
     """One pass of request "a" that accepts these nodes of its tree. Returns the output after it."""
     trees = active.propose(["a"], [output_ids], 4)
-    active.record(["a"], trees, [list(accepted)], [bonus_id])
+    finish_pass(active, ["a"], trees, [list(accepted)], [bonus_id])
     return [*output_ids, *(trees[0].token_ids[node] for node in accepted), bonus_id]
 
 

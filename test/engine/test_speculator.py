@@ -15,6 +15,7 @@ from test.engine.speculating import (
     connect,
     counting,
     enqueue,
+    finish_pass,
     make,
     poll,
     replace_sidecar,
@@ -86,7 +87,7 @@ def test_output_of_passes_without_drafts_is_reported_and_drafted_from(
     enqueue(active)
     poll(active)
     plain = active.propose(["a"], [[8]], 1, drafts=False)
-    active.record(["a"], plain, [[]], [9])
+    finish_pass(active, ["a"], plain, [[]], [9])
     assert tree_of(active, "a", [8, 9], 3).token_ids == (9, 10, 11)
     assert [commit.token_ids for commit in commits(link)] == [[8], [9]]
 
@@ -268,8 +269,8 @@ def test_the_last_token_gets_no_draft(active: Speculator) -> None:
 def test_a_tally_counts_passes_proposals_and_sources(active: Speculator) -> None:
     enqueue(active)
     poll(active)
-    active.record(["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
-    active.record(["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]], [12])
+    finish_pass(active, ["a"], active.propose(["a"], [[8]], 4), [[1, 2]], [11])
+    finish_pass(active, ["a"], active.propose(["a"], [[8, 9, 10, 11]], 1), [[]], [12])
     tally = active.end("a")
     assert tally is not None
     record = tally.record()

@@ -216,6 +216,11 @@ class Speculator:
             roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width, paused=self.sources.paused)
 
+    def follow(self, rids: Sequence[str], outputs: Sequence[Sequence[int]]) -> None:
+        """Commit the new tokens of `outputs`, the committed output tokens of each request."""
+        for rid, output_ids in zip(rids, outputs, strict=True):
+            self._follow(rid, output_ids)
+
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
         self.sidecar.report(rids)
@@ -285,34 +290,47 @@ class Speculator:
             self._tries.commit(rid, fresh)
             self.sidecar.follow(live, fresh)
 
-    def record(
+    def commit(
         self,
         rids: Sequence[str],
         trees: DraftTrees,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+    ) -> None:
+        """Commit the tokens of a pass over `trees`, and report them to the sidecar.
+
+        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
+        after them.
+        """
+        tokens = trees.token_ids.tolist()
+        for row, rid in enumerate(rids):
+            live = self._live.get(rid)
+            if live is not None:
+                confirmed = [tokens[row][node] for node in accepted[row]]
+                self._commit(rid, live, [*confirmed, bonus_ids[row]])
+        self._report(rids)
+
+    def count(
+        self,
+        rids: Sequence[str],
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
         *,
         prefill: bool = False,
     ) -> None:
-        """Commit the result of a pass over `trees`, and report it to the sidecar.
+        """Count a pass over `trees` with the `accepted` nodes of each tree, in order.
 
-        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them. A `prefill` does not count as a pass of a request.
+        A `prefill` does not count as a pass of a request.
         """
-        self.totals.record(trees, accepted)
-        sizes, sources, tokens = (
-            array.tolist() for array in (trees.sizes, trees.sources, trees.token_ids)
-        )
+        if trees.width > 1:
+            self.totals.record(trees, accepted)
+        sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
         for row, rid in enumerate(rids):
             live = self._live.get(rid)
-            if live is None:
-                continue
-            drafted_by = [Source(sources[row][node]) for node in accepted[row]]
-            live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
-            self.sidecar.count(live, drafted_by)
-            confirmed = [tokens[row][node] for node in accepted[row]]
-            self._commit(rid, live, [*confirmed, bonus_ids[row]])
-        self._report(rids)
+            if live is not None:
+                drafted_by = [Source(sources[row][node]) for node in accepted[row]]
+                live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
+                self.sidecar.count(live, drafted_by)
 
     def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
         """Update the credit of each request by the first tokens of its `offered` tree."""

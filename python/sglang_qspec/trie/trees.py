@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,15 @@ class DraftTrees:
             np.array(scores, dtype=np.float32).reshape(shape),
             np.array([min(len(tree), width) for tree in trees], dtype=np.int32),
         )
+
+    @staticmethod
+    @cache
+    def roots(count: int) -> DraftTrees:
+        """`count` trees of a root alone, whose token has no meaning; do not change the arrays."""
+        ids, sources, scores = (
+            np.zeros((count, 1), dtype) for dtype in (np.int32, np.uint8, np.float32)
+        )
+        return DraftTrees(ids, ids, sources, scores, np.ones(count, np.int32))
 
     def __len__(self) -> int:
         return len(self.sizes)

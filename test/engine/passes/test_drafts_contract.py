@@ -25,7 +25,7 @@ from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.sidecar import Sidecar
 from sglang_qspec.tools.plan.trace import Arrival
 from sglang_qspec.trie import DraftTrees, Source
-from test.engine.speculating import VOCAB, connect, enqueue, poll
+from test.engine.speculating import VOCAB, connect, enqueue, finish_pass, poll
 from test.tools.plan.examples import flat
 
 STEPS = 3
@@ -69,7 +69,7 @@ class Case(NamedTuple):
         """Trees with a step draft, in a round of `ahead`."""
         self.drafts.sidecar.lookahead = STEPS
         self.propose()  # a server reports its output before each pass
-        self.drafts.record(["a"], self.propose(1), [[]], [9])
+        finish_pass(self.drafts, ["a"], self.propose(1), [[]], [9])
         self.receive()
         return self.propose()
 
@@ -77,7 +77,7 @@ class Case(NamedTuple):
         """Commit a pass in which this number of draft tokens was right."""
         nodes = list(range(1, accepted + 1))
         last = int(trees.token_ids[0, accepted])
-        self.drafts.record(["a"], trees, [nodes], [last + 1])
+        finish_pass(self.drafts, ["a"], trees, [nodes], [last + 1])
 
 
 def of_a_server() -> Case:
@@ -128,7 +128,7 @@ def of_the_planner() -> Case:
     def finish() -> None:
         while drafts.running:
             trees = drafts.propose(["a"], [()], 1)
-            drafts.record(["a"], trees, [[]], [1])
+            finish_pass(drafts, ["a"], trees, [[]], [1])
 
     def join() -> None:
         drafts.admit(Request(Arrival(0.0, 3, 60), np.ones(60, dtype=np.bool_), "b"))

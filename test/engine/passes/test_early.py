@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY
+from sglang_qspec.engine.passes import leader
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.launch.future_map import KnownLengths
 from sglang_qspec.engine.passes.leader import Leader
@@ -27,10 +28,12 @@ from sglang_qspec.engine.passes.worker import QSpecWorker
 from sglang_qspec.engine.ranks import RankGroup
 from sglang_qspec.engine.scheduler import early
 from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees
 from test.engine.simulation import Clock
-from test.engine.speculating import enqueue, make
+from test.engine.speculating import connect, enqueue, make, poll
 
 PROMPT = [5, 6, 7]
 
@@ -125,6 +128,8 @@ class Engine:
         lens = self.worker.launches_early(batch)
         if lens is not None:
             batch.seq_lens_cpu = torch.tensor(lens)
+        elif self.last is not None:  # the device knows the tokens of the last pass
+            batch.seq_lens_cpu += 1
         result = self.worker.forward_batch_generation(batch)
         self.clock.now += 0.5
         if self.last is not None:
@@ -136,11 +141,18 @@ class Engine:
 
 
 @pytest.fixture
-def engine(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def early_engine(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Speculator], Engine]]:
     module = "sglang_qspec.engine.passes.worker.record_stream_for_v2_verify"
     monkeypatch.setattr(module, lambda *_: None)
-    yield Engine(make(None), clock)
+    yield lambda active: Engine(active, clock)
     speculation.deactivate()
+
+
+@pytest.fixture
+def engine(early_engine: Callable[[Speculator], Engine]) -> Engine:
+    return early_engine(make(None))
 
 
 def test_a_pass_is_launched_before_the_last_tokens_are_read(engine: Engine) -> None:
@@ -160,8 +172,42 @@ def test_every_token_is_recorded_once_and_in_order(engine: Engine) -> None:
         assert engine.round() is not None
     live = engine.active.live("a")
     assert live is not None
+    assert engine.active.totals.pipelines["queue"].passes == live.tally.passes == 3
+    engine.active.propose(["a"], [[8, 9, 9, 9]], 4)
     assert live.output_ids == [8, 9, 9, 9]
-    assert engine.active.totals.pipelines["queue"].passes == 3
+
+
+def test_tokens_without_a_reader_are_committed_in_runs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "MAX_LAG", 3)
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    engine.runtime.enabled = False
+    live = engine.active.live("a")
+    assert live is not None
+    lens = [engine.round() and len(live.output_ids) for _ in range(7)]
+    assert lens == [1, 1, 2, 2, 2, 5, 5]  # the output on the host before the pass
+
+
+def test_a_sidecar_that_drafts_gets_every_token_in_order(
+    clock: Clock, link: FakeSidecarLink, early_engine: Callable[[Speculator], Engine]
+) -> None:
+    """Its step drafts resume after passes without a reader, while the last of these still runs."""
+    engine = early_engine(connect(link, clock))
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    poll(engine.active)
+    live = engine.active.live("a")
+    assert live is not None
+    engine.runtime.enabled = False
+    assert all(engine.round() for _ in range(3))
+    assert live.output_ids == [8]
+    rounds: Any = SimpleNamespace(begin=lambda *_, **__: PipelinePlan("ahead", 1))
+    engine.leader._rounds = rounds
+    engine.active.sidecar.lookahead = 4
+    assert engine.round() is None
+    for length in (5, 6, 7):
+        assert engine.round() is not None
+        assert live.output_ids == [8] + [9] * (length - 1)
 
 
 def test_a_request_that_may_get_drafts_makes_the_pass_wait(engine: Engine) -> None:
@@ -213,11 +259,41 @@ def test_the_host_does_not_know_lengths_behind_drafts_or_for_ended_requests(
     assert settlement.coming_lens(engine.reqs) is None
 
 
-def test_a_target_of_several_ranks_and_a_server_without_overlap_wait(engine: Engine) -> None:
-    engine.worker._ranks.size = 2
-    assert engine.worker.launches_early(engine.batch()) is None
-    engine.worker._ranks.size = 1
+def test_a_server_without_overlap_waits(engine: Engine) -> None:
     engine.worker._overlap = False
+    assert engine.worker.launches_early(engine.batch()) is None
+
+
+def test_rank_0_chooses_for_all_ranks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, choices = engine.worker._ranks, list[bool]()
+    ranks.size = 2
+
+    def choose(*, chosen: bool) -> bool:
+        choices.append(chosen)
+        return chosen
+
+    monkeypatch.setattr(ranks, "choose", choose)
+    assert engine.worker.launches_early(engine.batch()) == [3, 3]
+    assert engine.worker.launches_early(engine.batch(has_grammar=True)) is None
+    assert choices == [True, False]
+    engine.worker._leader = None  # another rank follows
+    assert engine.worker.launches_early(engine.batch()) == [3, 3]
+    assert engine.worker._early is not None
+    monkeypatch.setattr(ranks, "choose", lambda **_: False)
+    assert engine.worker.launches_early(engine.batch()) is None
+    assert engine.worker._early is None
+
+
+def test_after_a_failure_the_ranks_get_orders_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.worker._ranks.size = 2
+    monkeypatch.setattr(engine.worker._ranks, "choose", lambda *, chosen: chosen)
+    monkeypatch.setattr(engine.leader.accounting, "begin", None)
+    assert engine.worker.launches_early(engine.batch()) is None
+    assert speculation.failed()
+    engine.worker._ranks._ended = True  # all ranks know
+    monkeypatch.setattr(engine.worker._ranks, "choose", None)
     assert engine.worker.launches_early(engine.batch()) is None
 
 
@@ -262,7 +338,7 @@ def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
 
 def test_the_roots_of_an_early_pass_are_no_tokens_of_the_text(engine: Engine) -> None:
     engine.round()
-    decided = engine.leader.early(engine.batch(), [2, 2])
+    decided = engine.leader.early(engine.batch(), [2, 2], 5.0)
     assert decided is not None
     assert isinstance(decided.proposal, Proposal)
     assert isinstance(decided.proposal.trees, DraftTrees)

@@ -127,9 +127,12 @@ def test_a_pass_is_settled_before_sglang_adds_its_tokens(engine: Engine) -> None
     engine.settlement.settle()
     assert [list(output_of(req)) for req in engine.reqs] == [[8, 9, 10, 11]] * 2
     assert engine.committed("a") == [8, 9, 10, 11]
-    assert engine.reqs[0].labels == ["target", "queue", "step", "target"]
+    # Labels and counts follow behind the launch of the next pass.
+    assert engine.reqs[0].labels == ["target"]
+    assert engine.active.totals.accepted[STEP] == 0
     engine.process(result, [9, 10, 11])
     assert list(output_of(engine.reqs[0])) == [8, 9, 10, 11]
+    assert engine.reqs[0].labels == ["target", "queue", "step", "target"]
     assert engine.active.totals.accepted[STEP] == 2
 
 
@@ -142,8 +145,8 @@ def test_two_passes_in_a_row_count_from_the_end_of_the_last(engine: Engine) -> N
     assert engine.reqs[0].labels == ["target", "queue", "step", "target"]
     engine.settlement.settle()
     assert list(output_of(engine.reqs[0])) == [8, 9, 10, 11, 9]
-    assert engine.reqs[0].labels == ["target", "queue", "step", "target", "target"]
     engine.process(second, [9])
+    assert engine.reqs[0].labels == ["target", "queue", "step", "target", "target"]
     assert engine.committed("b") == [8, 9, 10, 11, 9]
     assert engine.active.totals.pipelines["ahead"].seconds == pytest.approx(0.75)
 
@@ -205,6 +208,7 @@ def test_a_request_that_drops_the_tokens_of_a_pass_does_not_count(
     gone = engine.reqs[0]
     vars(gone).update(change)
     engine.settlement.settle()
+    engine.settlement.account()
     assert engine.committed("a") == [8]
     assert engine.committed("b") == [8, 9, 10, 11]
     assert gone.labels == ["target"]
@@ -246,6 +250,7 @@ def test_a_trace_counts_the_whole_pass_but_only_the_tokens_that_a_request_takes(
     engine.launch()
     engine.reqs[0].ended = True
     engine.settlement.settle()
+    engine.settlement.account()
     prefill, described, *more = engine.reqs[1].customized_info[KEY]
     assert (prefill, more) == (PREFILL, [MORE, MORE])
     numbers = described["pass"]
@@ -263,6 +268,7 @@ def test_the_drafts_that_a_prefill_accepted_are_in_no_pass(engine: Engine) -> No
     (pending,) = engine.settlement._pending
     pending.pipeline = ""  # a prefill
     engine.settlement.settle()
+    engine.settlement.account()
     assert req.customized_info[KEY] == [PREFILL] * 3
 
 
@@ -281,9 +287,10 @@ def test_an_error_in_the_counts_costs_neither_tokens_nor_labels(
     def fail(*_: object) -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr(engine.active, "record", fail)
+    monkeypatch.setattr(engine.active, "commit", fail)
     engine.launch()
     engine.settlement.settle()
+    engine.settlement.account()
     assert speculation.active() is None
     assert [list(output_of(req)) for req in engine.reqs] == [[8, 9, 10, 11]] * 2
     assert engine.reqs[0].labels == ["target", "queue", "step", "target"]

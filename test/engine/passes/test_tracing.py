@@ -14,7 +14,7 @@ from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 from test.engine.simulation import Clock
-from test.engine.speculating import serve, tree_of
+from test.engine.speculating import finish_pass, serve, tree_of
 
 QUEUE, STEP = Source.QUEUE, Source.STEP
 TREES = DraftTrees.of(
@@ -111,7 +111,7 @@ def test_the_chances_and_the_match_are_those_of_the_moment_of_the_choice(
     assert traced is not None
     traced.look_up(active)
     live.credit.observe(8.0, False)
-    active.record(["a"], TREES.take([0]), [[]], [500])
+    finish_pass(active, ["a"], TREES.take([0]), [[]], [500])
     traced.record([req], TREES, [[]], [0], pipeline="queue", batch_requests=1, batch_rows=4)
     (described,) = items(req)
     assert described["tree"]["chances"] == pytest.approx([0.3, 0.1667, 0.1333])

@@ -46,6 +46,14 @@ def on_all(pool: ProcessPoolExecutor, act: Callable[[RankGroup], Any]) -> list[A
     return [one.result(SECONDS) for one in waiting]
 
 
+def choices(group: RankGroup) -> list[bool]:
+    return [group.choose(chosen=group.rank == chooser) for chooser in (0, 1, 0)]
+
+
+def test_rank_0_chooses_for_all(pool: ProcessPoolExecutor) -> None:
+    assert on_all(pool, choices) == [[True, False, True]] * RANKS
+
+
 def rounds(group: RankGroup) -> list[Any]:
     """Rounds of one and two passes; then rank 1 votes against, in the first of two passes."""
     seen: list[Any] = []

@@ -12,6 +12,7 @@ from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Drafted, Submit
 from sglang_qspec.trie import DraftTree, TrieLimits, TrieStore
+from test.engine.speculating import finish_pass
 
 COMMON = range(2)
 """Tokens that all requests use; matching them could lead from one request into another."""
@@ -128,7 +129,7 @@ class Requests:
             self.proposed += len(tree) - 1
             paths.append(follow(tree, rng))
         bonus_ids = [text(self.number(rid), 1, rng)[0] for rid in rids]
-        self.active.record(rids, batch, paths, bonus_ids)
+        finish_pass(self.active, rids, batch, paths, bonus_ids)
         for rid, tree, path, bonus_id in zip(rids, trees, paths, bonus_ids, strict=True):
             self.outputs[rid] += [*(tree.token_ids[node] for node in path), bonus_id]
 

@@ -9,7 +9,7 @@ from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.messages import Candidates, Drafted, SeededSampling
-from test.engine.speculating import VOCAB, connect, enqueue, poll, replace_sidecar
+from test.engine.speculating import VOCAB, connect, enqueue, finish_pass, poll, replace_sidecar
 
 REJECTING = SeededSampling(0, 1.0, probabilities=True)
 
@@ -53,7 +53,7 @@ def test_a_step_draft_counts_at_its_undecided_positions(link: FakeSidecarLink) -
     assert trees.token_ids[0].tolist() == [9, 20, 21, 22]
     assert proposals.known.all()
     assert proposals.token_ids.tolist() == [20, 21, 22, 23]
-    active.record(["a"], trees, [[]], [20])
+    finish_pass(active, ["a"], trees, [[]], [20])
     assert undecided(active, [8, 9, 20]) == [21, 22, 23]
     active.end("a")
     assert len(active.step_proposals) == 0

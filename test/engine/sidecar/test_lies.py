@@ -11,7 +11,7 @@ from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.link.fake import no_drafts
 from sglang_qspec.messages import Heartbeat, Submit
 from test.engine.sidecar.sidecar_fleet import Fleet
-from test.engine.speculating import VOCAB, enqueue, poll
+from test.engine.speculating import VOCAB, enqueue, finish_pass, poll
 
 SECONDS = 0.01
 """Time of an honest step pass."""
@@ -80,7 +80,7 @@ def serve(fleet: Fleet, rid: str) -> None:
         while right + 1 < len(tokens) and tokens[right + 1] == last + right + 1:
             right += 1
         last += right + 1
-        fleet.active.record([rid], trees, [list(range(1, right + 1))], [last])
+        finish_pass(fleet.active, [rid], trees, [list(range(1, right + 1))], [last])
         output = list(live.output_ids)
     fleet.active.end(rid)
 

@@ -9,7 +9,7 @@ import pytest
 from sglang_qspec.engine.sidecar.client import SUBMIT_BUDGET_S
 from sglang_qspec.link import FakeSidecarLink, Link
 from test.engine.sidecar.sidecar_fleet import Fleet
-from test.engine.speculating import PROMPT, enqueue, poll
+from test.engine.speculating import PROMPT, enqueue, finish_pass, poll
 
 
 class FleetChaos:
@@ -50,7 +50,7 @@ class FleetChaos:
             return
         trees = self.active.propose(rids, [self.outputs[rid] for rid in rids], 6)
         bonus_ids = [self.outputs[rid][-1] + 1 for rid in rids]
-        self.active.record(rids, trees, [[] for _ in rids], bonus_ids)
+        finish_pass(self.active, rids, trees, [[] for _ in rids], bonus_ids)
         for rid, bonus_id in zip(rids, bonus_ids, strict=True):
             self.outputs[rid].append(bonus_id)
 

@@ -17,6 +17,7 @@ from sglang_qspec.messages import Submit
 from sglang_qspec.policy.sources import FIRST_PAUSE_S
 from sglang_qspec.trie import Source, TrieLimits, TrieStore
 from test.engine.simulation import Clock
+from test.engine.speculating import finish_pass
 
 DRAFT = (Source.GUESS, 0, 0)
 """Source, stream and base of a draft."""
@@ -65,7 +66,7 @@ def test_accepted_and_proposed_tokens_are_counted_by_source() -> None:
     watched.enqueue("a")
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 4)
-    watched.active.record(["a"], trees, [[1, 2]], [11])
+    finish_pass(watched.active, ["a"], trees, [[1, 2]], [11])
     assert watched.series("proposed_tokens_total", source="queue") == 3
     assert watched.series("accepted_tokens_total", source="queue") == 2
     assert watched.series("accepted_tokens_total", source="guess") == 0
@@ -76,7 +77,7 @@ def test_tokens_accepted_past_the_end_are_not_counted() -> None:
     watched.enqueue("a")
     watched.active.poll()
     trees = watched.active.propose(["a"], [[8]], 8)
-    watched.active.record(["a"], trees, [[1, 2, 3, 4]], [13])
+    finish_pass(watched.active, ["a"], trees, [[1, 2, 3, 4]], [13])
     # One token from prefill, and three draft tokens.
     tally = watched.active.end("a", 4)
     assert tally is not None
@@ -262,7 +263,9 @@ def test_each_sidecar_has_its_own_series_until_it_is_removed() -> None:
 def test_a_pass_without_drafts_proposes_nothing() -> None:
     watched = Watched()
     watched.enqueue("a")
-    watched.active.record(["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]], [9])
+    finish_pass(
+        watched.active, ["a"], watched.active.propose(["a"], [[8]], 4, drafts=False), [[]], [9]
+    )
     assert sum(watched.active.describe()["proposed_tokens"].values()) == 0
 
 

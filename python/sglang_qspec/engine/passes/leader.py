@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
@@ -53,6 +53,10 @@ def speculator_of(
     return Speculator(settings, vocab_size, TrieStore(limits), opened, runtime_settings=runtime)
 
 
+MAX_LAG = 64
+"""Number of passes without drafts whose tokens are committed together."""
+
+
 class Leader:
     """Owns the process's `Speculator` and the policies of its passes."""
 
@@ -82,6 +86,8 @@ class Leader:
         self._halves = Halves()
         self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
         """The plan of the next round, if `early` has made it."""
+        self._unread = 0
+        """Number of the last passes whose tokens are not committed when they are settled."""
         speculation.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
@@ -90,7 +96,7 @@ class Leader:
         The second pass is decided after the first one has run.
         """
         plan, halves = self._planned or self._plan(batch)
-        self._planned = None
+        self._planned, self._unread = None, 0
         parts: Sequence[Sequence[int] | None] = halves or (None,)
         for number, rows in enumerate(parts, 1):
             part = batch if rows is None else batch_split.take(batch, rows)
@@ -100,10 +106,13 @@ class Leader:
             order = PassOrder(trees, rows, number == len(parts), self._speculates)
             yield Pass(part, order, plan.pipeline, proposal, traced)
 
-    def early(self, batch: ScheduleBatch, output_lens: Sequence[int]) -> Pass | None:
+    def early(
+        self, batch: ScheduleBatch, output_lens: Sequence[int], context: float
+    ) -> Pass | None:
         """A plain pass that does not depend on the tokens of the last pass; None if drafts may pay.
 
-        `output_lens` are the output lengths with the tokens of the last pass.
+        `output_lens` are the output lengths with the tokens of the last pass, and `context` is the
+        average length of the texts in tokens.
         """
         if not _is_independent(batch):
             return None
@@ -114,25 +123,33 @@ class Leader:
             with guarded("planning a plain pass"):
                 if self._may_draft(batch, plan):
                     return None
-                total_len = sum(output_lens) + sum(len(req.origin_input_ids) for req in batch.reqs)
-                self.accounting.begin(total_len / len(batch.reqs))
-                rids = [req.rid for req in batch.reqs]
-                # The roots are the tokens that the host does not know. Nothing reads them.
-                unknown = [0] * len(rids)
-                known = outputs_of(batch.reqs)
-                trees = self.speculator.propose(rids, known, 1, drafts=False, roots=unknown)
-                proposal = Proposal(trees)
+                reads = bool(self.speculator.sidecar.ready and self.speculator.sidecar.lookahead)
+                if reads and self._unread:
+                    return None  # the tokens of the last passes come first
+                self.accounting.begin(context)
+                proposal = self._without_drafts(batch.reqs, reads=reads)
         self._planned = None
         self.speculator.totals.early_passes += 1
         order = PassOrder(speculates=self._speculates)
         return Pass(batch, order, plan.pipeline, proposal, known_lens=output_lens)
 
+    def _without_drafts(self, reqs: Sequence[Any], *, reads: bool) -> Proposal:
+        """The proposal of an early pass. The roots are tokens that the host does not know.
+
+        Unless a sidecar that makes step drafts `reads` the committed tokens, nothing needs them
+        before the next pass with drafts, so they are committed in runs.
+        """
+        self._unread = 0 if reads else self._unread + 1
+        if reads or not self._unread % MAX_LAG:
+            self.speculator.follow([req.rid for req in reqs], outputs_of(reqs))
+        return Proposal(DraftTrees.roots(len(reqs)), unread=not reads)
+
     def _may_draft(self, batch: ScheduleBatch, plan: PipelinePlan) -> bool:
         """Whether the pass over `batch` may have drafts, or needs the tokens of the last pass."""
-        lives = [live for req in batch.reqs if (live := self.speculator.live(req.rid))]
-        if any(live.wants_candidates for live in lives):
-            return True  # rejection sampling reads the drafts at the roots
-        return self._runtime.enabled and plan.width > 1 and bool(lives)
+        rejects = self.speculator.settings.acceptance == "reject"  # reads the drafts at the roots
+        reads = rejects or (self._runtime.enabled and plan.width > 1)
+        lives = (self.speculator.live(req.rid) for req in batch.reqs)
+        return reads and any(live is not None for live in lives)
 
     def prepare_prefill(self, batch: ScheduleBatch) -> prefill.PrefillDrafts | None:
         """Admit the requests of a prefill, and choose its drafts; None for no drafts."""
@@ -168,7 +185,7 @@ class Leader:
 
     def proposals(self, batch: ScheduleBatch, trees: DraftTrees | None) -> Proposals | None:
         """Proposals at the nodes of a pass for rejection sampling; at the roots without `trees`."""
-        if self._speculates:
+        if self._speculates and len(self.speculator.step_proposals):
             with guarded("looking up draft probabilities"):
                 rids = [req.rid for req in batch.reqs]
                 steps = self.speculator.step_proposals

@@ -22,8 +22,10 @@ from sglang_qspec.engine.passes.request_record import record_of
 def output_of(req: Any) -> Sequence[int]:
     """The output tokens of a request, including tokens that SGLang has not added yet."""
     output_ids: Sequence[int] = req.output_ids
-    length, tokens = record_of(req).unadded or (None, ())
-    return Spliced(output_ids, tokens) if len(output_ids) == length else output_ids
+    unadded = record_of(req).unadded
+    if unadded is None or len(output_ids) != unadded[0]:
+        return output_ids
+    return Spliced(output_ids, unadded[1])
 
 
 def outputs_of(reqs: Sequence[Any]) -> list[Sequence[int]]:

@@ -1,15 +1,20 @@
-"""Settles passes: reads the outcome of a pass on the host; updates statistics, labels and traces.
+"""Settles passes: reads the outcome of a pass on the host, and commits its tokens.
 
 Without the overlap scheduler the worker settles each pass at once. With the overlap scheduler the
 pass still runs when the worker returns. Then the pass is settled when the next decode call begins,
 or when SGLang processes its result, whichever is first. In both cases SGLang has processed the
 results of all earlier passes.
+
+The next pass needs the tokens, and the sidecar gets them at once. Statistics, labels and traces can
+wait: SGLang processes the result of a pass behind the launch of the next one, and they are updated
+then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.engine import speculation
@@ -19,6 +24,7 @@ from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.outcome import ComingTokens, Outcome, PlainOutcome
 from sglang_qspec.engine.passes.outputs import outputs_of
+from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.request_record import RequestRecord, record_of
 from sglang_qspec.engine.passes.target_pass import Pass
 
@@ -36,6 +42,8 @@ class Settlement:
         self._pending: list[Pass] = []
         self._unadded: list[RequestRecord] = []
         """The records with tokens of the last settled passes."""
+        self._settled: list[_Settled] = []
+        """The settled passes that are not accounted for."""
 
     def add(self, launched: Pass) -> None:
         """Keep a launched pass until it is settled."""
@@ -49,28 +57,50 @@ class Settlement:
         """
         if any(not isinstance(each.outcome, ComingTokens) for each in self._pending):
             return None
+        if any(req.finished() or record_of(req).prefill for req in reqs):
+            return None
+        last = self._pending[-1] if len(self._pending) == 1 else None
+        if last is not None and not last.is_prefill and last.reqs == reqs:
+            return [length + 1 for length in last.output_lens]
         coming = Counter(id(req) for each in self._pending for req in each.reqs)
-        if any(coming[id(req)] > 1 or record_of(req).prefill or req.finished() for req in reqs):
+        if any(coming[id(req)] > 1 for req in reqs):
             return None
         return [
             len(output) + coming[id(req)]
             for req, output in zip(reqs, outputs_of(reqs), strict=True)
         ]
 
-    def settle(self) -> None:
-        """Settle all passes. Waits for the device."""
+    def settle(self, *, processed: bool = False) -> None:
+        """Settle all passes: read their outcomes, and commit the tokens. Waits for the device.
+
+        SGLang adds the tokens to the outputs one pass late, or next if they are `processed`. What
+        the next pass does not need follows with `account`, behind its launch.
+        """
+        self.account()
         pending, self._pending = self._pending, []
         outcomes = [self._settle(launched) for launched in pending]
         if pending and self._overlap:
-            self._keep_unadded(pending, outcomes)
+            self._drop_unadded()
+            if not processed:
+                self._keep_unadded(pending, outcomes)
+        if not self._overlap:
+            self.account()
+
+    def account(self) -> None:
+        """Update the statistics, labels and traces of the settled passes."""
+        settled, self._settled = self._settled, []
+        for each in settled:
+            self._account(each)
+
+    def _drop_unadded(self) -> None:
+        for record in self._unadded:
+            record.unadded = None
+        self._unadded.clear()
 
     def _keep_unadded(
         self, settled: Sequence[Pass], outcomes: Sequence[Outcome | PlainOutcome]
     ) -> None:
-        """Keep the tokens that SGLang has not added to outputs; drop those of earlier passes."""
-        for record in self._unadded:
-            record.unadded = None
-        self._unadded.clear()
+        """Keep the tokens that SGLang has not added to outputs."""
         for launched, outcome in zip(settled, outcomes, strict=True):
             for req, length, tokens in zip(
                 launched.reqs, launched.output_lens, outcome.tokens, strict=True
@@ -81,26 +111,30 @@ class Settlement:
                     self._unadded.append(record)
 
     def settle_through(self, result: Any) -> None:
-        """Settle all passes up to the pass with this result; do nothing if that pass is settled."""
+        """Settle all passes up to the pass with this result, and account for them.
+
+        If that pass is settled, only account for it.
+        """
         for count, launched in enumerate(self._pending, 1):
             if launched.result is result:
                 later = self._pending[count:]
                 del self._pending[count:]
-                self.settle()
+                self.settle(processed=True)
                 self._pending = later
                 if launched.is_prefill and later and self._accounting is not None:
                     self._accounting.restart()
-                return
+                break
+        self.account()
 
     def _settle(self, launched: Pass) -> Outcome | PlainOutcome:
         assert launched.outcome is not None
         outcome = launched.outcome.read()
         if not launched.is_prefill or launched.proposal is not None:
-            self._record(launched, outcome)
+            self._settled.append(self._commit(launched, outcome))
         return outcome
 
-    def _record(self, launched: Pass, outcome: Outcome | PlainOutcome) -> None:
-        """Record the outcome of a pass, except for requests that drop the tokens of the pass.
+    def _commit(self, launched: Pass, outcome: Outcome | PlainOutcome) -> _Settled:
+        """Commit the tokens of a pass, except for requests that drop them.
 
         A request drops the tokens of a prefill if further chunks of its prompt follow. With the
         overlap scheduler, a request also drops the tokens of a pass if the pass before has ended
@@ -111,35 +145,69 @@ class Settlement:
         proposal = launched.proposal
         whole = None if proposal is None else proposal.trees
         drops = self._overlap or launched.is_prefill
-        if drops and not all(map(_takes_tokens, reqs)):
-            rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)]
+        rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)] if drops else []
+        if drops and len(rows) < len(reqs):
             reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
             accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
             proposal = None if proposal is None else proposal.take(rows)
+        settled = _Settled(launched, reqs, lens, proposal, accepted, bonus_ids)
+        if launched.traced is not None:
+            launched.traced.end()
         if proposal is not None and self._accounting and speculation.active() is not None:
-            rids = [req.rid for req in reqs]
-            with guarded("updating acceptance statistics"):
+            with guarded("committing the tokens of a pass"):
                 if launched.is_prefill:
-                    self._accounting.record_prefill(rids, proposal, accepted, bonus_ids)
+                    self._accounting.record_prefill(settled.rids, proposal, accepted, bonus_ids)
                 else:
-                    self._accounting.record(
-                        rids, launched.pipeline, proposal, accepted, bonus_ids, whole=whole
+                    settled.lost = self._accounting.commit(
+                        settled.rids, launched.pipeline, proposal, accepted, bonus_ids, whole=whole
+                    )
+        return settled
+
+    def _account(self, settled: _Settled) -> None:
+        launched, reqs, proposal = settled.launched, settled.reqs, settled.proposal
+        accepted = settled.accepted
+        if proposal is not None and self._accounting and speculation.active() is not None:
+            with guarded("updating acceptance statistics"):
+                if not launched.is_prefill:
+                    self._accounting.account(
+                        settled.rids, proposal, accepted, settled.bonus_ids, settled.lost
                     )
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
-            provenance.record(reqs, trees, accepted, lens)
+            whole = launched.proposal
+            provenance.record(reqs, trees, accepted, settled.output_lens)
             if launched.is_prefill:
-                tracing.extend(reqs, lens, accepted)
+                tracing.extend(reqs, settled.output_lens, accepted)
             elif launched.traced is not None:
                 launched.traced.record(
                     reqs,
                     trees,
                     accepted,
-                    lens,
+                    settled.output_lens,
                     pipeline=launched.pipeline,
                     batch_requests=len(launched.reqs),
-                    batch_rows=len(launched.reqs) if whole is None else whole.rows,
+                    batch_rows=len(launched.reqs) if whole is None else whole.trees.rows,
                 )
+
+
+@dataclass
+class _Settled:
+    """A settled pass of the requests that take its tokens."""
+
+    launched: Pass
+    reqs: Sequence[Any]
+    output_lens: Sequence[int]
+    """Output length of each request before the pass, in tokens."""
+    proposal: Proposal | None
+    accepted: Sequence[Sequence[int]]
+    """The accepted nodes of each tree, in order."""
+    bonus_ids: Sequence[int]
+    """The target's own token of each request."""
+    lost: float = 0.0
+    """Seconds that the pass lost to a sidecar on its device."""
+
+    def __post_init__(self) -> None:
+        self.rids = [req.rid for req in self.reqs]
 
 
 def _takes_tokens(req: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
@@ -39,14 +39,14 @@ class Pass:
     """The tokens of the pass, once it is launched; the host may not have read them."""
     result: Any = None
     """What the worker returns to SGLang for the pass, once it is launched."""
-    known_lens: InitVar[Sequence[int] | None] = None
-    """The output lengths before the pass; None reads them from the requests."""
+    known_lens: Sequence[int] | None = None
+    """The output lengths before an early pass, which the requests do not have yet."""
 
-    def __post_init__(self, known_lens: Sequence[int] | None) -> None:
+    def __post_init__(self) -> None:
         self.reqs: Sequence[Any] = self.batch.reqs
         """SGLang's requests, one for each tree of the pass."""
         self.output_lens: Sequence[int] = (
-            list(map(len, outputs_of(self.reqs))) if known_lens is None else known_lens
+            list(map(len, outputs_of(self.reqs))) if self.known_lens is None else self.known_lens
         )
         """Output length of each request before the pass, in tokens."""
 

@@ -65,6 +65,7 @@ class PassTrace:
     def __init__(self, rids: Sequence[str]) -> None:
         self._rids = rids
         self._began = time.monotonic()
+        self._ended: float | None = None
         self._seen: dict[str, tuple[float, list[int]]] = {}
         """By rid: the factor of the scores, and the tokens of the longest match."""
 
@@ -81,6 +82,10 @@ class PassTrace:
             if live is not None:
                 self._seen[rid] = live.credit.factor, live.match_ids(active.sources.paused)
 
+    def end(self) -> None:
+        """Note the end of the pass, unless it has ended."""
+        self._ended = self._ended or time.monotonic()
+
     def record(
         self,
         reqs: Sequence[Any],
@@ -92,12 +97,14 @@ class PassTrace:
         batch_requests: int,
         batch_rows: int,
     ) -> None:
-        """Record the pass, which ends now, for those of `reqs` that ask.
+        """Record the pass, which ends now unless it has ended, for those of `reqs` that ask.
 
         `trees` are the trees of `reqs`, None for a pass without drafts. `accepted` has the accepted
         nodes of each tree, and `output_lens` the output lengths before the pass.
         """
-        milliseconds = round((time.monotonic() - self._began) * 1e3, 3)
+        self.end()
+        assert self._ended is not None
+        milliseconds = round((self._ended - self._began) * 1e3, 3)
         for row, req in enumerate(reqs):
             items = _items_of(req)
             if items is None:

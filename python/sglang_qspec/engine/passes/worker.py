@@ -155,25 +155,32 @@ class QSpecWorker(BaseSpecWorker):
 
         A pass without drafts is, after passes without drafts, so that the device does not wait for
         the host between them. Returns the length of each text without its last token; None if the
-        pass is not launched early. A target of several ranks launches no pass early.
+        pass is not launched early. Rank 0 decides, and all ranks ask for its choice in the same
+        rounds. Several ranks launch no pass early once speculation has ended.
         """
         self._early = None
-        if self._leader is None or self._ranks.size > 1 or not self._overlap:
-            return None
-        if not batch.forward_mode.is_decode() or batch.spec_info is None:
+        if not self._overlap or not batch.forward_mode.is_decode() or batch.spec_info is None:
             return None
         if batch.spec_info.future_indices is None:
             return None
         output_lens = self._settlement.coming_lens(batch.reqs)
-        if output_lens is None:
+        if output_lens is None or (self._ranks.size > 1 and not self._ranks.speculates):
             return None
-        self._early = self._leader.early(batch, output_lens)
-        if self._early is None:
-            return None
-        return [
+        lens = [
             len(req.origin_input_ids) + output_len - 1
             for req, output_len in zip(batch.reqs, output_lens, strict=True)
         ]
+        if self._leader is None:
+            self._early = Pass(batch, pipeline="queue", known_lens=output_lens)
+        else:
+            with guarded("deciding a pass early"):
+                self._early = self._leader.early(batch, output_lens, 1 + sum(lens) / len(lens))
+            if self._ranks.size > 1 and speculation.failed():
+                self._early = None  # the other ranks learn of the failure by an order
+        if self._ranks.choose(chosen=self._early is not None):
+            return lens
+        self._early = None
+        return None
 
     @property
     def speculates(self) -> bool:
@@ -208,7 +215,7 @@ class QSpecWorker(BaseSpecWorker):
 
     def _decode(self, decided: Pass, on_publish: Publish | None) -> None:
         """Launch a decode pass. Without overlap, also settle it."""
-        if self._overlap or self._ranks.size > 1:
+        if (self._overlap or self._ranks.size > 1) and decided.known_lens is None:
             with guarded("comparing the lengths of outputs"):
                 check_lengths(decided.reqs, decided.output_lens, decided.batch.seq_lens_cpu)
         verify_input = self._verify_input(decided)

@@ -46,6 +46,17 @@ class RankGroup:
         self._sends = self.size > 1 and not self._ended
         return self._sends
 
+    def choose(self, *, chosen: bool) -> bool:
+        """Rank 0's choice, equal on all ranks; the other ranks' `chosen` does not count.
+
+        The other ranks wait for rank 0's host, and no rank waits for its device.
+        """
+        if self.size > 1:
+            choice = torch.tensor([chosen], dtype=torch.uint8)
+            self._broadcast(choice)
+            chosen = bool(choice.item())
+        return chosen
+
     def send(self, order: PassOrder) -> None:
         """On rank 0: send the order of a pass to the other ranks."""
         if not self._sends:

@@ -19,6 +19,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_qspec.engine.passes import prefill_tokens
+from sglang_qspec.engine.passes.request_record import record_of
 from sglang_qspec.engine.scheduler.search_limit import (
     SECONDS,
     SearchTooLongError,
@@ -49,6 +50,14 @@ def update_finish_state(
     except SearchTooLongError:
         req.output_ids[:] = output_ids
         req.finished_reason, req.finished_len = _too_long(patterns), len(output_ids)
+
+
+def spares(req: Any, new_accepted_len: int = 1) -> bool:
+    """Whether `update_finish_state` leaves a call to SGLang: one token, as in plain decoding."""
+    if new_accepted_len != 1 or req.reasoning_tokens or req.sampling_params.stop_regex_strs:
+        return False
+    record = record_of(req)
+    return record.prefill is None and not record.unsearched
 
 
 def _too_long(patterns: list[str]) -> FINISH_ABORT:

@@ -237,6 +237,7 @@ def scheduler() -> tuple[Hook, ...]:
             endings.update_finish_state,
             AROUND,
             OnError.SKIP,
+            spares=endings.spares,
         ),
         # Without these slots a prefill verifies no drafts.
         Hook(

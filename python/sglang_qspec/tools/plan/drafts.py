@@ -114,23 +114,31 @@ class SimulatedDrafts:
                 awaited[row] = request.available < min(lookahead, request.size - request.done)
         return awaited
 
-    def record(
+    def commit(
         self,
         rids: Sequence[str],
-        trees: DraftTrees,
+        trees: DraftTrees,  # noqa: ARG002
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],  # noqa: ARG002
+    ) -> None:
+        """Commit the accepted tokens and the bonus token of each request."""
+        for rid, nodes in zip(rids, accepted, strict=True):
+            self._commit(self._requests[rid], len(nodes) + 1)
+
+    def count(
+        self,
+        rids: Sequence[str],  # noqa: ARG002
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
         *,
         prefill: bool = False,  # noqa: ARG002
     ) -> None:
-        """Commit the accepted tokens and the bonus token of each request."""
+        """Count the draft tokens of a pass."""
         self.totals.record(trees, accepted)
         if self._source is Source.QUEUE:  # `Totals` learns the agreement of step drafts alone
             for nodes, size in zip(accepted, trees.sizes.tolist(), strict=True):
                 if size > 1:
                     self.totals.learn_agreement(len(nodes), missed=len(nodes) < size - 1)
-        for rid, nodes in zip(rids, accepted, strict=True):
-            self._commit(self._requests[rid], len(nodes) + 1)
 
     def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
         """Update the credit of each request by the first tokens of its `offered` chain."""

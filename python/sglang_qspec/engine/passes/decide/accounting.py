@@ -71,26 +71,51 @@ class PassAccounting:
         proposal: Proposal,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+    ) -> None:
+        """`commit` a pass, and `account` for it."""
+        lost = self.commit(rids, pipeline, proposal, accepted, bonus_ids)
+        self.account(rids, proposal, accepted, bonus_ids, lost)
+
+    def commit(
+        self,
+        rids: Sequence[str],
+        pipeline: str,
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
         *,
         whole: DraftTrees | None = None,
-    ) -> None:
-        """Record the result of a pass.
+    ) -> float:
+        """Commit the tokens of a pass that ends now, and measure it.
 
         `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
         after them. `whole` are the trees of all requests of the pass; None if `proposal` has all of
-        them.
+        them. Returns the seconds that the pass lost to a sidecar on its device.
         """
         trees = proposal.trees
-        if rids:
-            self._drafts.record(rids, trees, accepted, bonus_ids)
+        if rids and not proposal.unread:
+            self._drafts.commit(rids, trees, accepted, bonus_ids)
         seconds = self._record_time(pipeline, whole or trees, proposal.waited)
+        if not rids:
+            return 0.0
         tokens = len(bonus_ids) + sum(map(len, accepted))
+        self._rows.observe_decode(len(rids), trees.rows, tokens)
+        if seconds is None or self._core_use is None:
+            return 0.0
+        self._core_use.observe(trees, accepted, tokens, seconds)
+        return self._core_use.lost_seconds(seconds)
+
+    def account(
+        self,
+        rids: Sequence[str],
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        bonus_ids: Sequence[int],
+        lost: float,
+    ) -> None:
+        """Update all other statistics with a committed pass; `lost` is what `commit` returned."""
         if rids:
-            lost = 0.0
-            if seconds is not None and self._core_use is not None:
-                self._core_use.observe(trees, accepted, tokens, seconds)
-                lost = self._core_use.lost_seconds(seconds)
-            self._rows.observe_decode(len(rids), trees.rows, tokens)
+            self._drafts.count(rids, proposal.trees, accepted)
             self._update_policies(rids, proposal, accepted, bonus_ids, lost)
 
     def record_prefill(
@@ -100,11 +125,12 @@ class PassAccounting:
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
     ) -> None:
-        """Record the drafts that a prefill verified; the arguments are as in `record`."""
+        """Record the drafts that a prefill verified; the arguments are as in `commit`."""
         if not rids:
             return
         trees = proposal.trees
-        self._drafts.record(rids, trees, accepted, bonus_ids, prefill=True)
+        self._drafts.commit(rids, trees, accepted, bonus_ids)
+        self._drafts.count(rids, trees, accepted, prefill=True)
         self._learn_first(rids, proposal, accepted, bonus_ids)
         self._drafts.sources.record(
             trees,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,14 +172,14 @@ class CoreUse:
             if self._use is DraftUse.ALL:
                 self._absent_s += seconds
             return
-        drafted = sum(
-            int(np.isin(trees.sources[row, list(nodes)], list(OF_SIDECAR)).sum())
-            for row, nodes in enumerate(accepted)
-            if nodes
-        )
+        rows = [row for row, nodes in enumerate(accepted) for _ in nodes]
+        drafted = 0
+        if rows:
+            sources = trees.sources[rows, list(chain(*accepted))]
+            drafted = int(np.isin(sources, list(OF_SIDECAR)).sum())
         bs = len(accepted)
         plain_rate = bs / self._times.seconds(bs, 1)
-        has_steps = trees.count_by_source()[Source.STEP] > 0
+        has_steps = trees.width > 1 and trees.count_by_source()[Source.STEP] > 0
         self._measured.observe(tokens, drafted, seconds, plain_rate, has_steps=has_steps)
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)

@@ -81,20 +81,28 @@ class Drafts(Protocol):
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs]."""
 
-    def record(
+    def commit(
         self,
         rids: Sequence[str],
         trees: DraftTrees,
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
+    ) -> None:
+        """Commit the tokens of a pass over `trees`, and report them to the sidecar.
+
+        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
+        after them.
+        """
+
+    def count(
+        self,
+        rids: Sequence[str],
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
         *,
         prefill: bool = False,
     ) -> None:
-        """Commit the result of a pass over `trees`, and report it to the sidecar.
-
-        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them. A `prefill` does not count as a pass of a request.
-        """
+        """Count a pass over `trees`. A `prefill` does not count as a pass of a request."""
 
     def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
         """Update the credit of each request by the first tokens of its `offered` tree."""
