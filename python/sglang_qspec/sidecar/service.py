@@ -12,6 +12,7 @@ from functools import partial
 from sglang_qspec.link import LinkServer, keys, remove_private
 from sglang_qspec.messages import PROTOCOL, Welcome
 from sglang_qspec.sidecar import hardware
+from sglang_qspec.sidecar.burst import MOST_PASSES
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
@@ -99,6 +100,7 @@ def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
         share=options.share_between_servers,
         max_server_tokens=options.max_server_tokens,
         max_backlog_s=options.max_backlog,
+        most_passes=1 if model.device.startswith("cpu") else MOST_PASSES,
     )
 
 
