@@ -47,6 +47,8 @@ def of_all_kinds(most_passes: int) -> DrafterDriver:
             greedy_first=number % 5 > 0,
             seeded=SEEDED if number % 2 else None,
         )
+    driver.step(2)
+    driver.submit("late", [77], completions=3, max_new_tokens=9)  # without prefill
     driver.run()
     return driver
 
