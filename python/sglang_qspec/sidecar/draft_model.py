@@ -18,7 +18,7 @@ from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.burst import Burst
 from sglang_qspec.sidecar.draft_kv import PassInput
 from sglang_qspec.sidecar.kv_rows import KVRows
-from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens
+from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens, slots
 from sglang_qspec.sidecar.memory import release_unused
 from sglang_qspec.transfers import to_device
 
@@ -50,8 +50,8 @@ class DraftModel:
         self._runner = runner
         self._options = options
         self._device = torch.device(runner.device)
-        slots = allocator.alloc(allocator.available_size()).cpu().numpy()
-        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), slots)
+        kv_slots = allocator.alloc(allocator.available_size()).cpu().numpy()
+        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), kv_slots)
 
     @property
     def vocab_size(self) -> int:
@@ -78,6 +78,11 @@ class DraftModel:
     def prefill_tokens(self) -> int:
         """Maximum number of prompt tokens in a pass; a pass delays all completions."""
         return prefill_tokens(self._options)
+
+    @property
+    def slots(self) -> int:
+        """Maximum number of rows in a decode pass."""
+        return slots(self._options)
 
     def fingerprint(self) -> str:
         """Digest of the model's vocabulary, which must equal the target's."""

@@ -82,7 +82,7 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
             mem_fraction=options.mem_fraction or None,
             max_total_tokens=options.max_total_tokens,
             context_len=options.context_length,
-            batch=options.slots,
+            batch=options.slots or None,
             prefill_tokens=options.prefill_tokens,
             attention_backend=options.attention_backend,
             trust_remote_code=options.trust_remote_code,
@@ -93,7 +93,7 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
 def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
     return Drafter(
         model,
-        slots=options.slots,
+        slots=model.slots,
         max_completion_tokens=options.max_completion_tokens,
         prefill_tokens=model.prefill_tokens,
         apart=model.device.startswith("cpu"),

@@ -276,7 +276,7 @@ def _load(options: ModelOptions) -> LoadedModel:
             max_total_tokens=options.tokens,
             context_len=options.context_len,
             rows=options.rows,
-            batch=min(options.rows, DraftModelOptions.batch),
+            batch=options.rows,
             trust_remote_code=options.trust_remote_code,
         ),
         drafts_only=not options.target,
