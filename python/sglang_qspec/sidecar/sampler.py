@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +43,10 @@ BLOCKS = 32
 MAX_TEMPERATURE = 1e6
 """Higher temperatures are lowered to this one, which already makes sampling uniform. In float32 a
 temperature above 3e38 is infinite, and would turn the padding of a block, -inf, into NaN."""
+
+_GREEDY, _DRAWN, _SEEDED, _REJECTION = _KINDS = ("greedy", "drawn", "seeded", "rejection")
+"""How a row is sampled: greedily, from the likeliest blocks of tokens with `uniforms`, as the
+target samples, or for rejection sampling by the target."""
 
 _rejection_rng = np.random.default_rng()
 """Random numbers for step drafts for rejection sampling, seeded by the operating system."""
@@ -94,14 +97,14 @@ class Sampler:
         token is below `vocab_sizes[i]`, so that its target has it; None means all tokens.
         """
         self._count = len(samplings)
-        self._rows: dict[_Kind, list[int]] = {kind: [] for kind in _Kind}
+        self._rows: dict[str, list[int]] = {kind: [] for kind in _KINDS}
         """The rows of each kind, in rising order."""
         for row, sampling in enumerate(samplings):
             self._rows[_kind_of(sampling)].append(row)
         self._vocab_size = None if vocab_sizes is None else max(vocab_sizes)
         self._host: dict[str, NDArray[Any]] = {}
         self._device: dict[str, torch.Tensor] = {}
-        self._rank_limits: dict[_Kind, int | None] = {}
+        self._rank_limits: dict[str, int | None] = {}
         self._cut = np.empty(0, np.int64)
         """The places of rows with a top_p among the drawn rows."""
         if vocab_sizes is not None and min(vocab_sizes) != self._vocab_size:
@@ -110,14 +113,14 @@ class Sampler:
             if not rows:
                 continue
             if len(rows) < self._count:
-                self._host[kind.name] = np.array(rows, np.int64)
-            if kind is _Kind.GREEDY:
+                self._host[kind] = np.array(rows, np.int64)
+            if kind is _GREEDY:
                 continue
             own: list[Any] = [samplings[row] for row in rows]
             most = np.minimum([each.temperature for each in own], MAX_TEMPERATURE)
-            self._host[f"{kind.name} temperatures"] = most.astype(np.float32)
+            self._host[f"{kind} temperatures"] = most.astype(np.float32)
             at = np.array([positions[row] for row in rows]) + np.arange(passes)[:, None]
-            if kind is _Kind.DRAWN:
+            if kind is _DRAWN:
                 self._host["uniform"] = uniforms([seeds[row] for row in rows], at)
                 top_ps = np.array([each.top_p for each in own], np.float32)
                 self._cut = np.flatnonzero(top_ps < 1)
@@ -128,8 +131,8 @@ class Sampler:
             for name, (without, dtype) in _FILTERS.items():
                 values = [getattr(each, name) for each in own]
                 if any(value != without for value in values):
-                    self._host[f"{kind.name} {name}"] = np.array(values, dtype)
-            if kind is _Kind.SEEDED:
+                    self._host[f"{kind} {name}"] = np.array(values, dtype)
+            if kind is _SEEDED:
                 self._host["seeds"] = np.array([each.seed for each in own], np.int64)
                 self._host["positions"] = at
 
@@ -150,24 +153,24 @@ class Sampler:
         count = len(logits)
         logits = self._allowed(logits)
         found: list[tuple[torch.Tensor | None, torch.Tensor]] = []
-        if self._rows[_Kind.GREEDY] or self._rows[_Kind.DRAWN]:
+        if self._rows[_GREEDY] or self._rows[_DRAWN]:
             blocks = _blocks(logits)
             maxima = blocks.amax(-1)
-        most, at = self._first(_Kind.GREEDY, count)
+        most, at = self._first(_GREEDY, count)
         if most:
             found.append((at, _likeliest(blocks, maxima, at)))
-        most, at = self._first(_Kind.DRAWN, count)
+        most, at = self._first(_DRAWN, count)
         if most:
             places = self._inverse(blocks, maxima, at, most, number)
             # A row of NaN selects the last position, which may be padding of the last block.
             found.append((at, places.clamp(max=logits.shape[1] - 1)))
-        most, at = self._first(_Kind.SEEDED, count)
+        most, at = self._first(_SEEDED, count)
         if most:
-            draws = self._filters(_Kind.SEEDED, most)._replace(
+            draws = self._filters(_SEEDED, most)._replace(
                 seeds=self._device["seeds"][:most],
                 positions=self._device["positions"][number, :most],
             )
-            temperatures = self._device[f"{_Kind.SEEDED.name} temperatures"][:most]
+            temperatures = self._device[f"{_SEEDED} temperatures"][:most]
             found.append((at, sample_targets(_at(logits, at), temperatures, draws)))
         if len(found) == 1 and found[0][0] is None:
             return self._within(found[0][1])
@@ -189,15 +192,15 @@ class Sampler:
         """
         token_ids: list[int] = _on_host(tokens).tolist()
         candidates: dict[int, Candidates] = {}
-        rows = self._rows[_Kind.REJECTION]
+        rows = self._rows[_REJECTION]
         if rows:
-            at = self._first(_Kind.REJECTION, self._count)[1]
+            at = self._first(_REJECTION, self._count)[1]
             drawn = self._draw_candidates(_at(self._allowed(logits), at))
             for row, (token, each) in zip(rows, drawn, strict=True):
                 token_ids[row], candidates[row] = token, each
         return Choices(token_ids, candidates)
 
-    def _first(self, kind: _Kind, count: int) -> tuple[int, torch.Tensor | None]:
+    def _first(self, kind: str, count: int) -> tuple[int, torch.Tensor | None]:
         """The number of rows of this kind among the first `count`, and these: int64 [n].
 
         They are None if all rows are of this kind.
@@ -206,7 +209,7 @@ class Sampler:
         if len(rows) == self._count:
             return count, None
         most = bisect.bisect_left(rows, count)
-        return most, self._device[kind.name][:most] if most else None
+        return most, self._device[kind][:most] if most else None
 
     def _allowed(self, logits: torch.Tensor) -> torch.Tensor:
         """`logits` of the tokens that the targets have."""
@@ -223,11 +226,11 @@ class Sampler:
             return tokens
         return torch.minimum(tokens, self._device["sizes"][: len(tokens)] - 1)
 
-    def _filters(self, kind: _Kind, most: int) -> Draws:
+    def _filters(self, kind: str, most: int) -> Draws:
         """The filters of the first rows of this kind; None for one that no row has."""
 
         def column(name: str) -> torch.Tensor | None:
-            values = self._device.get(f"{kind.name} {name}")
+            values = self._device.get(f"{kind} {name}")
             return None if values is None else values[:most]
 
         top_ks, top_ps, min_ps = map(column, _FILTERS)
@@ -250,7 +253,7 @@ class Sampler:
         chosen = _at(maxima, at).topk(min(BLOCKS, maxima.shape[1]), sorted=True).indices
         candidates = blocks[rows[:, None], chosen].flatten(1)
         weights = candidates.sub_(candidates[:, :BLOCK].amax(-1, keepdim=True))
-        scale = self._device[f"{_Kind.DRAWN.name} temperatures"][:most]
+        scale = self._device[f"{_DRAWN} temperatures"][:most]
         weights = weights.div_(scale[:, None]).exp_()
         cut = int(np.searchsorted(self._cut, most))
         if cut:
@@ -268,27 +271,15 @@ class Sampler:
         Returns the token and the candidates of each row: the most likely tokens that pass the
         filters.
         """
-        temperatures = self._device[f"{_Kind.REJECTION.name} temperatures"]
+        temperatures = self._device[f"{_REJECTION} temperatures"]
         probs = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
-        filters = self._filters(_Kind.REJECTION, len(logits))
+        filters = self._filters(_REJECTION, len(logits))
         token_ids, left = likeliest_left(probs, filters, MAX_CANDIDATES)
         # One copy for both; float64 holds token ids exactly.
         ids, weights = _on_host(torch.stack((token_ids.double(), left.double())))
         weights[~(weights > 0).any(1), 0] = 1.0  # a row of NaN has no weight above 0
         rows = zip(ids.astype(np.int64), weights, strict=True)
         return [_draw_from(ids[weights > 0], weights[weights > 0]) for ids, weights in rows]
-
-
-class _Kind(Enum):
-    """How a row is sampled."""
-
-    GREEDY = auto()
-    DRAWN = auto()
-    """From the likeliest blocks of tokens, with `uniforms`."""
-    SEEDED = auto()
-    """As the target samples."""
-    REJECTION = auto()
-    """For rejection sampling by the target."""
 
 
 _FILTERS: dict[str, tuple[float, type[np.number[Any]]]] = {
@@ -299,10 +290,10 @@ _FILTERS: dict[str, tuple[float, type[np.number[Any]]]] = {
 """The filters in the order of `Draws`, each with the value that keeps all tokens and its type."""
 
 
-def _kind_of(sampling: Sampling | SeededSampling) -> _Kind:
+def _kind_of(sampling: Sampling | SeededSampling) -> str:
     if isinstance(sampling, SeededSampling):
-        return _Kind.REJECTION if sampling.probabilities else _Kind.SEEDED
-    return _Kind.DRAWN if sampling.temperature > 0 else _Kind.GREEDY
+        return _REJECTION if sampling.probabilities else _SEEDED
+    return _DRAWN if sampling.temperature > 0 else _GREEDY
 
 
 def _at(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
