@@ -47,6 +47,8 @@ MAX_BACKLOG_S = 10.0
 LONGEST_BACKLOG_S = 86400
 """Largest value of `--max-backlog`, in seconds. No backlog becomes longer, so a sidecar with this
 value skips no work."""
+SLOTS_ON_CPU, SLOTS_ON_GPU = 64, 256
+"""Default of the maximum number of completions in a pass of the sidecar."""
 SHARED_FRACTION = 0.15
 """Default fraction of a device's memory for the draft model, where the target uses the device too.
 """
@@ -189,9 +191,10 @@ class QSpecConfig:
         "data type of the draft model's activations",
     )
     draft_slots: int = _setting(
-        64,
-        values.whole(1, 4096),
-        "maximum number of completions that the sidecar decodes in one pass",
+        0,
+        values.whole(0, 4096),
+        f"maximum number of completions that the sidecar decodes in one pass; 0 means "
+        f"{SLOTS_ON_CPU} on a CPU and {SLOTS_ON_GPU} on a GPU",
     )
     guess_tags: str = _setting(
         "user",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def to_device(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]
     The transfer is one asynchronous copy from pinned memory. On a CPU the tensors share the memory
     of the arrays.
     """
-    if torch.device(device).type == "cpu":
+    if torch.device(device).type == "cpu" or not arrays:
         return [torch.from_numpy(array) for array in arrays]
     sizes = [array.nbytes + -array.nbytes % _ALIGNMENT for array in arrays]
     packed = np.zeros(sum(sizes), np.uint8)
@@ -38,6 +39,14 @@ def to_device(device: torch.device | str, *arrays: NDArray[Any]) -> list[Tensor]
 def host_waits(device: torch.device | str) -> bool:
     """Whether the host waits for each operation on the device, so that it can time passes."""
     return torch.device(device).type == "cpu"
+
+
+def mark(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done the work that is queued now."""
+    if host_waits(device):
+        return lambda: None
+    wait: Callable[[], None] = _event(device).synchronize
+    return wait
 
 
 class HostCopy:

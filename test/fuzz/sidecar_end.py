@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -27,7 +27,6 @@ from sglang_qspec.messages import (
     max_to_sidecar_bytes,
 )
 from sglang_qspec.sidecar.drafter import Drafter
-from sglang_qspec.sidecar.kv_rows import NewSlots
 from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Record
@@ -55,9 +54,10 @@ def script(sequence: tuple[int, ...]) -> int:
 class Model(ScriptedModel):
     """A scripted model that refuses token ids outside its embedding."""
 
-    def _say(self, rows: Sequence[int], added: NewSlots, token_ids: Sequence[int]) -> torch.Tensor:
-        assert all(0 <= token < VOCAB for token in token_ids), "a token id that does not exist"
-        return super()._say(rows, added, token_ids)
+    def _say(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        told = itertools.chain.from_iterable(sequences)
+        assert all(0 <= token < VOCAB for token in told), "a token id that does not exist"
+        return super()._say(sequences)
 
 
 class WatchedDrafter(Drafter):
@@ -65,9 +65,9 @@ class WatchedDrafter(Drafter):
 
     unexpected: Exception | None = None
 
-    def step(self) -> None:
+    def step(self, ends: Callable[[], bool] = lambda: False) -> None:
         try:
-            super().step()
+            super().step(ends)
         except Exception as error:
             self._watch(error)
             raise
@@ -129,6 +129,7 @@ class SidecarEnd:
             apart=apart,
             share=share,
             max_server_tokens=MOST_TOKENS,
+            most_passes=1 if apart else 4,  # as on a CPU and on a GPU
         )
         self._sessions = itertools.count()
         self._peers: list[Peer] = [self._newcomer() for _ in range(PEERS)]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from sglang_qspec.errors import DraftModelError
-from sglang_qspec.sidecar.kv_rows import KVRows, NewSlots
+from sglang_qspec.sidecar.draft_kv import PassInput
+from sglang_qspec.sidecar.kv_rows import KVRows
 
 Script = Callable[[tuple[int, ...]], int]
 """The token that follows a sequence."""
@@ -54,18 +55,23 @@ class ScriptedModel:
         """Number of tokens prefilled so far."""
         return sum(tokens for verb, _, tokens in self.passes if verb == "extend")
 
-    def sequence(self, row: int) -> tuple[int, ...]:
-        """The token ids in the row's KV."""
-        return tuple(self._told[slot] for slot in self.rows.slots(row).tolist())
+    def sequence(self, row: int, length: int | None = None) -> tuple[int, ...]:
+        """The token ids in the row's KV, or the first `length` of them."""
+        return tuple(self._told[slot] for slot in self.rows.slots(row)[:length].tolist())
 
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         self._note("extend", rows, sum(map(len, token_ids)))
         added = self.rows.append(rows, [len(part) for part in token_ids])
-        return self._say(rows, added, [token for part in token_ids for token in part])
+        told = [token for part in token_ids for token in part]
+        self._told.update(zip(added.slots.tolist(), told, strict=True))
+        return self._say([self.sequence(row) for row in rows])
 
-    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        self._note("step", rows, len(token_ids))
-        return self._say(rows, self.rows.append(rows, [1] * len(rows)), token_ids)
+    def decode(self, given: PassInput, token_ids: torch.Tensor) -> torch.Tensor:
+        rows = given.rows.tolist()
+        self._note("step", rows, len(rows))
+        self._told.update(zip(given.slots.tolist(), token_ids.tolist(), strict=True))
+        lengths = given.lengths.tolist()
+        return self._say([self.sequence(*each) for each in zip(rows, lengths, strict=True)])
 
     def _note(self, verb: str, rows: Sequence[int], tokens: int) -> None:
         if self.failures:
@@ -75,11 +81,10 @@ class ScriptedModel:
         self.passes.append((verb, len(rows), tokens))
         self.on_pass(tokens)
 
-    def _say(self, rows: Sequence[int], added: NewSlots, token_ids: Sequence[int]) -> torch.Tensor:
-        self._told.update(zip(added.slots.tolist(), token_ids, strict=True))
-        logits = torch.zeros(len(rows), self.vocab_size)
-        for place, row in enumerate(rows):
-            logits[place, self.script(self.sequence(row))] = self.certainty
+    def _say(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        logits = torch.zeros(len(sequences), self.vocab_size)
+        for place, sequence in enumerate(sequences):
+            logits[place, self.script(sequence)] = self.certainty
         return logits
 
 

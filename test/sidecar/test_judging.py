@@ -60,9 +60,10 @@ def test_aims_are_packed_in_a_byte() -> None:
     for purpose in Purpose:
         for position in (0, 1, 23):
             aim = Aim(purpose, position)
-            assert Aim.unpack(aim.pack()) == aim
-            assert 0 <= aim.pack() < 256
-    assert Aim.unpack(Aim(STEP, 999).pack()) == Aim(STEP, 23)
+            assert [Aim.unpack(byte) for byte in aim.packed(3)] == [
+                Aim(purpose, min(position + further, 23)) for further in range(3)
+            ]
+    assert Aim.unpack(*Aim(STEP, 999).packed(1)) == Aim(STEP, 23)
 
 
 def test_the_last_token_of_a_commit_is_the_targets_own(judged: Judged) -> None:

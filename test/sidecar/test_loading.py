@@ -71,7 +71,7 @@ def test_on_a_cpu_kv_gets_what_the_weights_leave_of_the_fraction_of_all_memory()
     options = DraftModelOptions("m", device="cpu", mem_fraction=0.25)
     given = int(psutil.virtual_memory().total * 0.25)
     for loaded, weights in ((0, 4_000_000), (9_000_000, 9_000_000)):
-        with loading.fixed_kv(options, LAYERS, loaded):
+        with loading.fixed_kv(options, LAYERS, loaded, 4096):
             left = KVCacheConfigurator._profile_available_bytes(None, 1)
         assert left == given - weights
     assert KVCacheConfigurator._profile_available_bytes is original
@@ -106,16 +106,25 @@ def test_on_a_gpu_kv_does_not_depend_on_what_other_processes_have_taken(
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.15)
     for free in (10 * GIB, 70 * GIB):
         gpu["free"] = free
-        with loading.fixed_kv(options, LAYERS, 0):
+        with loading.fixed_kv(options, LAYERS, 0, 4096):
             assert KVCacheConfigurator._profile_available_bytes(None, 1) == (
-                int(80 * GIB * 0.15) - 6 * GIB - RUNTIME_BYTES
+                int(80 * GIB * 0.15) - 6 * GIB - RUNTIME_BYTES - 1025 * 4096 * 4
             )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_has_more_slots_and_rows_by_default_than_a_cpu() -> None:
+    for device, slots, rows in (("cpu", 64, 256), ("cuda", 256, 1024)):
+        options = DraftModelOptions("m", device=device)
+        assert (loading.slots(options), loading.kv_rows(options)) == (slots, rows)
+    given = DraftModelOptions("m", device="cuda", batch=100)
+    assert (loading.slots(given), loading.kv_rows(given)) == (100, 400)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
     original = KVCacheConfigurator._profile_available_bytes
-    with loading.fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS, 0):
+    with loading.fixed_kv(DraftModelOptions("m", device="cuda"), LAYERS, 0, 4096):
         assert KVCacheConfigurator._profile_available_bytes is original
 
 
@@ -123,7 +132,7 @@ def test_on_a_gpu_without_a_fraction_sglang_takes_what_is_free() -> None:
 def test_a_fraction_too_small_for_the_weights_stops_the_load() -> None:
     options = DraftModelOptions("m", device="cuda", mem_fraction=0.05)
     with pytest.raises(DraftModelError, match=r"6\.0 GiB of weights"):
-        loading.fixed_kv(options, LAYERS, 0).__enter__()
+        loading.fixed_kv(options, LAYERS, 0, 4096).__enter__()
 
 
 def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(

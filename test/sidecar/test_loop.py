@@ -80,26 +80,26 @@ def single(number: int) -> Submit:
 class Fragile(ScriptedModel):
     """A model that fails on POISON after it has taken KV, as a failure on a device does."""
 
-    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
-        if POISON in token_ids:
+    def _say(self, sequences: Any) -> torch.Tensor:
+        if any(POISON in sequence for sequence in sequences):
             raise RuntimeError("injected failure")
-        return super()._say(rows, slots, token_ids)
+        return super()._say(sequences)
 
 
 class Dead(ScriptedModel):
     """A model on a device that has failed for good."""
 
-    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
+    def _say(self, sequences: Any) -> torch.Tensor:
         raise RuntimeError("injected failure")
 
 
 class FailsTogether(ScriptedModel):
     """A model that fails in every pass over several rows."""
 
-    def _say(self, rows: Any, slots: Any, token_ids: Any) -> torch.Tensor:
-        if len(rows) > 1:
+    def _say(self, sequences: Any) -> torch.Tensor:
+        if len(sequences) > 1:
             raise RuntimeError("injected failure")
-        return super()._say(rows, slots, token_ids)
+        return super()._say(sequences)
 
 
 def test_failing_prompts_do_not_end_the_process_however_many() -> None:
@@ -278,7 +278,7 @@ class Busy:
         self.now += self.MESSAGE_S
         self.handled += 1
 
-    def step(self) -> None:
+    def step(self, ends: Any) -> None:
         self.now += self.PASS_S
         self.passes += 1
 

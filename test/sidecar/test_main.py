@@ -30,9 +30,9 @@ def refusal(capsys: pytest.CaptureFixture[str], option: str) -> str:
 @pytest.mark.parametrize(
     ("flag", "value", "allowed"),
     [
-        ("--slots", "0", "a whole number from 1 to 4096"),
-        ("--slots", "4097", "a whole number from 1 to 4096"),
-        ("--slots", "many", "a whole number from 1 to 4096"),
+        ("--slots", "-1", "a whole number from 0 to 4096"),
+        ("--slots", "4097", "a whole number from 0 to 4096"),
+        ("--slots", "many", "a whole number from 0 to 4096"),
         ("--max-completion-tokens", "0", "a whole number from 1 to 65536"),
         ("--max-completion-tokens", "65537", "a whole number from 1 to 65536"),
         ("--mem-fraction", "-0.1", "0 or a number from 0.01 to 0.95"),

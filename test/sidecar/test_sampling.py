@@ -1,19 +1,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
-from sglang_qspec.sidecar.sampling import (
-    GREEDY,
-    Sampling,
-    _draw_seeded,
-    choose,
-    choose_shared,
-    seed_of,
-    uniforms,
-)
+from sglang_qspec.sidecar.sampler import Sampler, choose
+from sglang_qspec.sidecar.sampling import GREEDY, Sampling, seed_of, uniforms
+from sglang_qspec.transfers import to_device
 from sglang_qspec.verify.sample import Draws, sample_targets
 from test.verify.chi_square import chi_square
 from test.verify.fake_cuda import CUDA, fake_cuda
@@ -103,7 +98,7 @@ def test_a_seeded_row_is_drawn_like_the_targets_whatever_the_other_rows_are() ->
 
 def test_random_numbers_differ_by_seed_and_position_and_are_uniform() -> None:
     seeds = [seed_of([1, 2, 3], i) for i in range(100)]
-    numbers = torch.cat([uniforms(seeds, [position] * 100) for position in range(100)])
+    numbers = torch.from_numpy(uniforms(seeds, np.arange(100)[:, None])).flatten()
     assert len(numbers.unique()) == len(numbers)
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -178,7 +173,9 @@ def test_rows_with_probabilities_mix_with_others_and_nan_logits_give_a_token() -
 def test_seeded_rows_with_a_top_k_are_drawn_without_a_wait_for_the_device() -> None:
     seeded = [SeededSampling(7, 0.9, top_k=5, top_p=0.8), SeededSampling(8, 1.0)]
     with fake_cuda() as costs:
-        drawn = _draw_seeded(torch.randn(2, 5000, device=CUDA), seeded, [40, 41])
+        sampler = Sampler(seeded, [0, 0], [40, 41])
+        sampler.put(to_device(CUDA, *sampler.arrays))
+        drawn = sampler.draw(torch.randn(2, 5000, device=CUDA))
     assert drawn.device == CUDA
     assert not costs.synchronisations
 
@@ -221,7 +218,7 @@ def test_a_seeded_draw_is_the_targets_although_either_pads_its_vocabulary(
         logits = torch.randn(len(SEEDED), shared, generator=generator) * 3
         target = drawn_by_target(padded(logits, target_size, -30.0), SEEDED, place)
         count = len(SEEDED)
-        draft = choose_shared(
+        draft = choose(
             padded(logits, draft_size, 30.0),
             SEEDED,
             [0] * count,
@@ -238,7 +235,7 @@ def test_ids_that_the_target_lacks_are_drafted_by_no_kind_of_sampling() -> None:
     logits[1] = torch.nan
     for size in (300, 297):
         for place in range(20):
-            chosen = choose_shared(
+            chosen = choose(
                 logits, kinds, range(len(kinds)), [place] * len(kinds), [size] * len(kinds)
             )
             assert max(chosen.token_ids) < size
@@ -253,7 +250,7 @@ def test_rows_of_targets_with_several_vocabulary_sizes_are_drawn_as_if_alone() -
     logits = torch.randn(len(kinds), 500) * 2
     sizes = [(500, 130, 1 << 31)[row % 3] for row in range(len(kinds))]
     seeds, places = list(range(len(kinds))), [4] * len(kinds)
-    chosen = choose_shared(logits, kinds, seeds, places, sizes)
+    chosen = choose(logits, kinds, seeds, places, sizes)
     for row, size in enumerate(sizes):
         alone = choose(logits[row : row + 1, :size], [kinds[row]], [seeds[row]], [4])
         assert chosen.token_ids[row] == alone.token_ids[0]

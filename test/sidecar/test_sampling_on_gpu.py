@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sglang_qspec.messages import MAX_CANDIDATES, SeededSampling
-from sglang_qspec.sidecar import sampling
+from sglang_qspec.sidecar import sampler
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling
 from test.verify.fake_cuda import fake_cuda
 
@@ -39,16 +39,16 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
         found.sizes.append(values.numel() * values.element_size())
         return np.ones(tuple(values.shape), dtype=np.dtype(str(values.dtype)[len("torch.") :]))
 
-    monkeypatch.setattr(sampling, "_on_host", on_host)
+    monkeypatch.setattr(sampler, "_on_host", on_host)
     with fake_cuda() as costs:
         yield found
         assert not costs.synchronisations
 
 
-def choose(samplings: Sequence[Sampling | SeededSampling]) -> sampling.Choices:
+def choose(samplings: Sequence[Sampling | SeededSampling]) -> sampler.Choices:
     logits = torch.empty(len(samplings), VOCAB, dtype=torch.bfloat16, device="cuda")
     count = len(samplings)
-    return sampling.choose(logits, samplings, range(count), [5] * count)
+    return sampler.choose(logits, samplings, range(count), [5] * count)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_the_tokens_of_a_batch_are_copied_to_the_host_once_and_logits_never(
 def test_candidates_are_copied_once_for_all_rows_and_logits_never(copies: Copies) -> None:
     chosen = choose([REJECTION, GREEDY, SEEDED, REJECTION])
     assert sorted(chosen.candidates) == [0, 3]
-    assert copies.sizes == [2 * 8, 2 * 2 * MAX_CANDIDATES * 8]
+    assert copies.sizes == [4 * 8, 2 * 2 * MAX_CANDIDATES * 8]

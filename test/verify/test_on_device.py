@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_qspec.messages import SeededSampling
-from sglang_qspec.sidecar import sampling
+from sglang_qspec.sidecar import sampler
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling
 from sglang_qspec.verify import rows as picking
 from sglang_qspec.verify.gumbel_argmax import gumbel_argmax
@@ -80,8 +80,8 @@ def test_draft_tokens_equal_those_of_the_cpu_but_for_rounding(
     seeded = SeededSampling(1, 0.8, 50, 0.9, 0.0)
     kinds: list[Sampling | SeededSampling] = [GREEDY, Sampling(0.7), Sampling(1.2, 0.8), seeded]
     asked, numbers = [kinds[row % 4] for row in range(48)], list(range(48))
-    expected = sampling.choose(logits, asked, numbers, numbers).token_ids
+    expected = sampler.choose(logits, asked, numbers, numbers).token_ids
     without_picking(device, monkeypatch)
-    found = sampling.choose(logits.to(device), asked, numbers, numbers).token_ids
+    found = sampler.choose(logits.to(device), asked, numbers, numbers).token_ids
     assert found[::4] == expected[::4]  # greedy
     are_mostly_equal(torch.tensor(found), torch.tensor(expected))

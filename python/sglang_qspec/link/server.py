@@ -67,6 +67,9 @@ class Peer:
     def __str__(self) -> str:
         return self.session
 
+    def __hash__(self) -> int:
+        return hash(self.routing_id)  # of bytes, which keep their hash
+
 
 class LinkServer:
     """Owns the socket and the sessions of the connected servers.

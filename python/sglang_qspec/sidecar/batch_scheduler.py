@@ -139,15 +139,17 @@ class BatchScheduler:
                     continue
                 if not self._allocator.allocate(completion, batch.completions, batch.to_read):
                     break
-            elif batch and not self._fits(completion, batch):
-                break
-            batch.add(completion, self._allocator.missing(completion))
+                missing = self._allocator.missing(completion)
+            else:
+                missing = self._allocator.missing(completion)
+                if batch and not self._fits(completion, missing, batch):
+                    break
+            batch.add(completion, missing)
             leader = completion.kind
         return batch
 
-    def _fits(self, completion: Completion, batch: DraftBatch) -> bool:
+    def _fits(self, completion: Completion, missing: int, batch: DraftBatch) -> bool:
         """Make room in the KV for a completion with a row, besides `batch`; False without room."""
-        missing = self._allocator.missing(completion)
         while batch.new_tokens(missing) > self._rows.free_slots:
             if not self._allocator.make_room(completion, batch.completions):
                 return False

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_qspec.sidecar.kv_rows import KVRows
+
+
+class PassInput(NamedTuple):
+    """A decode pass over n distinct rows, without its tokens: int64 [n] on the device or host."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    """Position of each row's new token."""
+    slots: torch.Tensor
+    """KV slot of each row's new token, which the row has already."""
+    lengths: torch.Tensor
+    """Length of each row with its new token."""
+    host_rows: NDArray[np.int64]
+    host_lengths: NDArray[np.int64]
 
 
 class DraftKV(Protocol):
@@ -33,5 +49,8 @@ class DraftKV(Protocol):
         the rows are then unchanged.
         """
 
-    def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        """Append one token to each of the distinct `rows`, in one decode pass; as `extend`."""
+    def decode(self, given: PassInput, token_ids: torch.Tensor) -> torch.Tensor:
+        """Compute the KV of one token of each row, int64 [n] on the device, in one decode pass.
+
+        Returns the logits after these tokens, float [n, vocab_size].
+        """

@@ -15,8 +15,10 @@ import torch
 
 from sglang_qspec.cpu.native import use_for_drafts
 from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.sidecar.burst import Burst
+from sglang_qspec.sidecar.draft_kv import PassInput
 from sglang_qspec.sidecar.kv_rows import KVRows
-from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens
+from sglang_qspec.sidecar.loading import DraftModelOptions, LoadError, load, prefill_tokens, slots
 from sglang_qspec.sidecar.memory import release_unused
 from sglang_qspec.transfers import to_device
 
@@ -48,8 +50,8 @@ class DraftModel:
         self._runner = runner
         self._options = options
         self._device = torch.device(runner.device)
-        slots = allocator.alloc(allocator.available_size()).cpu().numpy()
-        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), slots)
+        kv_slots = allocator.alloc(allocator.available_size()).cpu().numpy()
+        self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), kv_slots)
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +79,11 @@ class DraftModel:
         """Maximum number of prompt tokens in a pass; a pass delays all completions."""
         return prefill_tokens(self._options)
 
+    @property
+    def slots(self) -> int:
+        """Maximum number of rows in a decode pass."""
+        return slots(self._options)
+
     def fingerprint(self) -> str:
         """Digest of the model's vocabulary, which must equal the target's."""
         from sglang.srt.utils.hf_transformers_utils import get_tokenizer
@@ -101,26 +108,25 @@ class DraftModel:
         destroy_model_parallel()
         destroy_distributed_environment()
 
-    @torch.inference_mode()
     def step(self, rows: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        added = self.rows.append(rows, [1] * len(rows))
-        host_lengths = added.positions + 1
-        own, positions, slots, lengths, tokens = to_device(
-            self._device, *added, host_lengths, np.array(token_ids, np.int64)
-        )
-        self.rows.place(own, positions, slots)
+        """Append one token to each of the distinct `rows`, in one decode pass; as `extend`."""
+        burst = Burst(self.rows, rows, token_ids, [1] * len(rows))
+        return self.decode(burst.inputs(0), burst.token_ids)
+
+    @torch.inference_mode()
+    def decode(self, given: PassInput, token_ids: torch.Tensor) -> torch.Tensor:
         return self._forward(
             forward_mode=_modes().DECODE,
-            batch_size=len(rows),
-            input_ids=tokens,
-            req_pool_indices=own,
-            req_pool_indices_cpu=torch.from_numpy(added.rows),
-            seq_lens=lengths,
-            seq_lens_cpu=torch.from_numpy(host_lengths),
-            seq_lens_sum=int(host_lengths.sum()),
-            orig_seq_lens=lengths,
-            out_cache_loc=slots,
-            positions=positions,
+            batch_size=len(token_ids),
+            input_ids=token_ids,
+            req_pool_indices=given.rows,
+            req_pool_indices_cpu=torch.from_numpy(given.host_rows),
+            seq_lens=given.lengths,
+            seq_lens_cpu=torch.from_numpy(given.host_lengths),
+            seq_lens_sum=int(given.host_lengths.sum()),
+            orig_seq_lens=given.lengths,
+            out_cache_loc=given.slots,
+            positions=given.positions,
         )
 
     @torch.inference_mode()

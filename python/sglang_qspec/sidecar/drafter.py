@@ -1,8 +1,8 @@
 """Owns the open submissions of all servers, and drafts for them in batches.
 
-Each step decodes one token for the first `slots` unfinished completions in the order of
-`FairQueue`. A new completion can displace a less urgent one, which pauses, keeps its KV row, and
-continues later.
+Each step decodes one token, or a burst of tokens, for the first `slots` unfinished completions in
+the order of `FairQueue`. A new completion can displace a less urgent one, which pauses, keeps its
+KV row, and continues later.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Drafter:
         share: bool = False,
         max_server_tokens: int = MAX_SERVER_TOKENS,
         max_backlog_s: float = MAX_BACKLOG_S,
+        most_passes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set the limits of a pass, and choose what passes and servers share.
@@ -68,7 +69,7 @@ class Drafter:
         prompts of several servers are drafted once and share their KV. `max_server_tokens` limits
         the text tokens, and separately the draft tokens, kept for one server. If one of several
         servers has a backlog of more than `max_backlog_s` seconds, the drafter may skip work
-        (`Overload`).
+        (`Overload`). `most_passes` is the maximum number of decode passes in a burst.
         """
         self._model = model
         self._rows = model.rows
@@ -93,7 +94,13 @@ class Drafter:
         """Prompt of each open submission."""
         self._outbox = Outbox()
         self._passes = PassRunner(
-            model, self.queue, self._allocator, scheduler, self._quota, self._outbox
+            model,
+            self.queue,
+            self._allocator,
+            scheduler,
+            self._quota,
+            self._outbox,
+            most_passes=most_passes,
         )
         self.statistics = self._passes.statistics
         self.retries = Retries(self._rows, self.queue, self._allocator)
@@ -250,8 +257,10 @@ class Drafter:
             if share.number == message.completion:
                 self._outbox.repeat(share, message.start)
 
-    def step(self) -> None:
+    def step(self, ends: Callable[[], bool] = lambda: False) -> None:
         """Run one pass: a token for the most urgent completions, and prefill of new prompts.
+
+        Without prefill it may be a burst of decode passes, which stops when it `ends`.
 
         If the pass raises, all KV that it may have touched is freed. Its prompts are then tried
         again one by one, and a prompt that fails alone is declined.
@@ -266,7 +275,7 @@ class Drafter:
         if batch is None:
             return
         try:
-            self._passes.run(batch)
+            self._passes.run(batch, ends)
         except Exception as error:
             self.retries.add(batch)
             if retried is not None:

@@ -24,6 +24,10 @@ class NewSlots(NamedTuple):
     """Positions of the new tokens in their rows."""
     slots: NDArray[np.int64]
 
+    def taken(self, order: NDArray[np.int64]) -> NewSlots:
+        """The slots in another order."""
+        return NewSlots(*(values[order] for values in self))
+
 
 class KVRows:
     """The rows of one KV pool: token sequences, identified by small integers.

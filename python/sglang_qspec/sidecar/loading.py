@@ -15,12 +15,15 @@ from typing import Any
 import psutil
 import torch
 
-from sglang_qspec.config import SHARED_FRACTION
+from sglang_qspec.config import SHARED_FRACTION, SLOTS_ON_CPU, SLOTS_ON_GPU
 from sglang_qspec.cpu.dense_linear import can_pack
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.sidecar import marlin as kernels
 from sglang_qspec.sidecar.batch_scheduler import READ_ON_CPU, READ_ON_GPU
-from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused
+from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused, table_bytes
+
+FEWEST_ROWS = 256
+"""Number of rows of KV that a draft model has at least by default."""
 
 
 class LoadError(DraftModelError):
@@ -55,10 +58,11 @@ class DraftModelOptions:
     """Maximum number of KV slots, even if `mem_fraction` allows more."""
     context_len: int | None = None
     """Maximum length of prompt and completion, in tokens; None selects the model's maximum."""
-    rows: int = 256
-    """Maximum number of open rows."""
-    batch: int = 64
-    """Maximum number of rows in a decode pass. CUDA graphs are captured up to this batch size."""
+    rows: int | None = None
+    """Maximum number of open rows; None means four times `batch`, and at least FEWEST_ROWS."""
+    batch: int | None = None
+    """Maximum number of rows in a decode pass; None means SLOTS_ON_CPU or SLOTS_ON_GPU. CUDA graphs
+    are captured up to this batch size."""
     prefill_tokens: int | None = None
     """Maximum number of prompt tokens in a pass; None means READ_ON_CPU or READ_ON_GPU."""
     attention_backend: str | None = None
@@ -122,7 +126,8 @@ def load(options: DraftModelOptions) -> Any:
         release_unused()
         loaded = _private_bytes() - before
         loaded += head_copy_bytes(runner.model, quantized=bool(model_config.quantization))
-        with fixed_kv(options, runner.model, loaded):
+        context_len = int(model_config.context_len)
+        with fixed_kv(options, runner.model, loaded, context_len):
             runner.alloc_memory_pool()
         runner.init_attention_backends()
         runner.init_cuda_graphs()
@@ -164,11 +169,14 @@ def head_copy_bytes(model: torch.nn.Module, *, quantized: bool) -> int:
 
 
 @contextlib.contextmanager
-def fixed_kv(options: DraftModelOptions, model: torch.nn.Module, loaded: int) -> Iterator[None]:
+def fixed_kv(
+    options: DraftModelOptions, model: torch.nn.Module, loaded: int, context_len: int
+) -> Iterator[None]:
     """Let SGLang size the KV by `mem_fraction` of the whole device.
 
     SGLang takes a fraction of the free memory, which depends on the other processes of the device.
-    On a CPU the model has taken `loaded` bytes: packed weights are not among its parameters.
+    On a CPU the model has taken `loaded` bytes: packed weights are not among its parameters. On a
+    GPU the table of rows, which have up to `context_len` tokens, is not part of the KV either.
     """
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
@@ -182,7 +190,8 @@ def fixed_kv(options: DraftModelOptions, model: torch.nn.Module, loaded: int) ->
         held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         weights = max(held, loaded)
     else:
-        total, runtime = torch.cuda.mem_get_info(0)[1], RUNTIME_BYTES
+        total = torch.cuda.mem_get_info(0)[1]
+        runtime = RUNTIME_BYTES + table_bytes(kv_rows(options), context_len)
         torch.cuda.empty_cache()
         weights = torch.cuda.memory_reserved(0)
     left = kv_bytes(total, fraction, weights, runtime)
@@ -200,6 +209,16 @@ def _on_cpu(options: DraftModelOptions) -> bool:
 
 def prefill_tokens(options: DraftModelOptions) -> int:
     return options.prefill_tokens or (READ_ON_CPU if _on_cpu(options) else READ_ON_GPU)
+
+
+def slots(options: DraftModelOptions) -> int:
+    """Maximum number of rows in a decode pass."""
+    return options.batch or (SLOTS_ON_CPU if _on_cpu(options) else SLOTS_ON_GPU)
+
+
+def kv_rows(options: DraftModelOptions) -> int:
+    """Maximum number of open rows."""
+    return options.rows or max(FEWEST_ROWS, 4 * slots(options))
 
 
 def _attention_backend(options: DraftModelOptions) -> str | None:
@@ -233,8 +252,8 @@ def server_args(options: DraftModelOptions) -> Any:
         dtype=options.dtype,
         trust_remote_code=options.trust_remote_code,
         page_size=1,
-        max_running_requests=options.rows,
-        cuda_graph_max_bs_decode=options.batch,
+        max_running_requests=kv_rows(options),
+        cuda_graph_max_bs_decode=slots(options),
         cuda_graph_max_bs_prefill=prefill_tokens(options),
         chunked_prefill_size=prefill_tokens(options),
         disable_radix_cache=True,

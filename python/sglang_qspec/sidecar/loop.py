@@ -56,6 +56,12 @@ def serve(
     failures = 0
     inbox: deque[tuple[Peer, ToSidecar]] = deque()
     budget = HANDLE_BUDGET_S
+
+    def waits() -> bool:
+        """Whether a message waits, for which a burst of passes ends."""
+        inbox.extend(wire.receive(0))
+        return bool(inbox)
+
     while not stopping():
         if not inbox:
             inbox += wire.receive(IDLE_POLL_MS if drafter.idle else 0)
@@ -72,7 +78,7 @@ def serve(
             alone = len(drafter.retries) > 0  # its success does not show that other passes work
             began = time.monotonic()
             try:
-                drafter.step()
+                drafter.step(waits)
                 failures = failures if alone else 0
             except PromptError as error:
                 faults.note("a prompt was declined", error, traceback=True)

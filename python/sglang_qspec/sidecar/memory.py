@@ -9,11 +9,11 @@ import gc
 from sglang_qspec.errors import DraftModelError
 
 GIB = 1 << 30
-RUNTIME_BYTES = 2 * GIB
-"""Memory of a sidecar on a GPU besides weights and KV, in bytes. The value is an estimate for 2048
-prompt tokens and 64 rows in a pass, not measured on a GPU yet. It consists of 0.5 GiB for the CUDA
-context, 0.5 for the attention backend, 0.6 for graphs, and 0.4 for activations, logits and the
-table of rows."""
+RUNTIME_BYTES = 5 * GIB // 2
+"""Memory of a sidecar on a GPU besides weights, KV and the table of rows, in bytes. The value is an
+estimate for 2048 prompt tokens and 256 rows in a pass, not measured on a GPU yet. It consists of
+0.5 GiB for the CUDA context, 0.5 for the attention backend, 0.7 for graphs, 0.2 for activations,
+and 0.6 for logits and sampling: four float32 arrays of 256 rows and 150,000 tokens."""
 
 
 PROCESS_BYTES = GIB + GIB // 4
@@ -42,6 +42,11 @@ def kv_bytes(total: int, fraction: float, weights: int, runtime: int) -> int:
             f"{(weights + runtime) / total:.2f} (--mem-fraction, --speculative-qspec-mem-fraction)"
         )
     return left
+
+
+def table_bytes(rows: int, context_len: int) -> int:
+    """Bytes of SGLang's table of the KV slots of each row, with a row for padding."""
+    return 4 * (rows + 1) * context_len
 
 
 def release_unused() -> None:

@@ -10,6 +10,8 @@ from sglang_qspec.config import (
     MAX_BACKLOG_S,
     MAX_SERVER_TOKENS,
     SHARED_FRACTION,
+    SLOTS_ON_CPU,
+    SLOTS_ON_GPU,
     QSpecConfig,
 )
 from sglang_qspec.values import option
@@ -58,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
         "--slots",
         type=option(config.parser("draft_slots")),
         default=default.draft_slots,
-        help="maximum number of completions in one pass (default: %(default)s)",
+        help="maximum number of completions in one pass; 0, the default, means "
+        f"{SLOTS_ON_CPU} on a CPU and {SLOTS_ON_GPU} on a GPU",
     )
     add(
         "--max-completion-tokens",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
+from sglang_qspec.messages import Candidates
+from sglang_qspec.sidecar import burst
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
@@ -16,8 +20,10 @@ from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
 from sglang_qspec.sidecar.row_allocator import RowAllocator
-from sglang_qspec.sidecar.sampling import GREEDY, choose, choose_shared, rows_of
+from sglang_qspec.sidecar.sampler import Sampler
+from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.text import Completion, Kind, Text
+from sglang_qspec.transfers import to_device
 
 FLUSH_TOKENS = 4
 """Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
@@ -35,8 +41,12 @@ class PassRunner:
         scheduler: BatchScheduler,
         quota: Quota,
         outbox: Outbox,
+        *,
+        most_passes: int = 1,
     ) -> None:
+        """`most_passes` is the maximum number of decode passes in a burst."""
         self._model = model
+        self._most_passes = most_passes
         self._rows = model.rows
         self._queue = queue
         self._allocator = allocator
@@ -76,17 +86,17 @@ class PassRunner:
             self.finish(self._scheduler.first(retried))
         return None
 
-    def run(self, batch: DraftBatch) -> None:
-        """Run the prefill of a batch, then its decode step. Errors of the model pass through."""
+    def run(self, batch: DraftBatch, ends: Callable[[], bool]) -> None:
+        """Run the prefill of a batch, then its decode passes. Errors of the model pass through.
+
+        A batch without prefill has a burst of several decode passes, until it `ends`.
+        """
         self.advanced = len(batch)
         self._read = len(batch.decode) + min(batch.to_read, batch.most_read)
         if batch.prefill:
             self._prefill(batch.prefill, batch.most_read)
         if batch.decode:
-            self._computed.update(completion.text.owner for completion in batch.decode)
-            rows = [completion.row for completion in batch.decode if completion.row is not None]
-            last = [completion.tail(len(completion) - 1, 1)[0] for completion in batch.decode]
-            self._grow(batch.decode, self._model.step(rows, last))
+            self._decode(batch.decode, 1 if batch.prefill else self._most_passes, ends)
 
     def charge(self) -> None:
         """Charge the servers for the time of a pass that succeeded, and record it."""
@@ -108,7 +118,7 @@ class PassRunner:
             return False
         row = self._rows.open()
         try:
-            choose(self._model.extend([row], [[0]]), [GREEDY], [0], [0])
+            Sampler([GREEDY], [0], [0]).choose(self._model.extend([row], [[0]]))
         except (DraftModelError, RuntimeError):  # torch raises RuntimeError
             return False
         finally:
@@ -140,52 +150,114 @@ class PassRunner:
             rows.append(completion.row)
             parts.append(part)
         logits = self._model.extend(rows, parts)
-        if complete:
-            places = [place for place, _ in complete]
-            self._grow([completion for _, completion in complete], rows_of(logits, places))
+        if not complete:
+            return
+        if len(complete) < len(rows):
+            places = np.array([place for place, _ in complete])
+            logits = logits[to_device(logits.device, places)[0]]
+        grown = [completion for _, completion in complete]
+        self._branch(grown, logits)
+        self._choose(grown, logits)
 
-    def _grow(self, completions: list[Completion], logits: torch.Tensor) -> None:
-        """Append a token to each completion, from the `logits` after its last token.
+    def _decode(self, completions: list[Completion], most: int, ends: Callable[[], bool]) -> None:
+        """Run a burst of at most `most` passes, in which a completion takes part up to its limit.
 
-        `logits` is float [n, vocab].
+        A pass with step drafts is a burst of its own: a target may wait for each of their tokens,
+        and its next commit may end the draft. While a server has step drafts, no pass is queued
+        behind the present one, because commits would wait for both.
         """
-        for place, completion in enumerate(completions):
-            if completion is completion.text.completions[0] and not completion.token_ids:
-                self._branch(completion, logits[place : place + 1])
-        self._append(completions, logits)
-
-    def _branch(self, first: Completion, logits: torch.Tensor) -> None:
-        """Begin the other completions of a prefilled prompt, from its last `logits` [1, vocab]."""
-        others = [c for c in first.text.completions[1:] if not c.finished and not c.token_ids]
-        if others and first.row is not None:
-            self._allocator.keep(first.text, first)
-            self._append(others, logits.expand(len(others), -1))
-
-    def _append(self, completions: list[Completion], logits: torch.Tensor) -> None:
-        chosen = choose_shared(
-            logits,
-            [completion.sampling for completion in completions],
-            [completion.seed for completion in completions],
-            [completion.position for completion in completions],
-            [completion.text.owner.vocab_size for completion in completions],
+        if most > 1 and any(each.kind is Kind.STEP or _others(each) for each in completions):
+            most = 1
+        most = max(1, min(most, self._rows.free_slots // len(completions)))
+        counts = [1] * len(completions)
+        if most > 1:
+            completions = sorted(completions, key=_left, reverse=True)
+            counts = [min(most, _left(completion)) for completion in completions]
+        self._computed.update(completion.text.owner for completion in completions)
+        drawn = burst.run(
+            self._model,
+            [completion.row for completion in completions if completion.row is not None],
+            [completion.last for completion in completions],
+            counts,
+            _sampler(completions, counts[0]),
+            ends=ends,
+            queued=not any(self._queue.live_steps.values()),
         )
-        self.statistics.drafted_tokens += len(completions)
-        self._tokens += len(completions)
-        for place, completion in enumerate(completions):
-            text, token = completion.text, chosen.token_ids[place]
+        self._branch(completions, drawn.logits)
+        self._append(completions, drawn.token_ids, drawn.candidates)
+
+    def _branch(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        """Begin the other completions of prompts that have just been read, from their `logits`.
+
+        These are float [n, vocab], after the last token of each of the `completions`.
+        """
+        for place, first in enumerate(completions):
+            others = _others(first)
+            if others and first.row is not None:
+                self._allocator.keep(first.text, first)
+                self._choose(others, logits[place].expand(len(others), -1))
+
+    def _choose(self, completions: list[Completion], logits: torch.Tensor) -> None:
+        """Append a token to each completion, from the `logits` float [n, vocab] after its last."""
+        chosen = _sampler(completions).choose(logits)
+        self._append(completions, [[token] for token in chosen.token_ids], chosen.candidates)
+
+    def _append(
+        self,
+        completions: list[Completion],
+        token_ids: Sequence[list[int]],
+        candidates: Mapping[int, Candidates],
+    ) -> None:
+        """Append tokens to each completion: all of them, or those up to its end."""
+        drafted = self._tokens
+        for place, (completion, tokens) in enumerate(zip(completions, token_ids, strict=True)):
+            text, before = completion.text, len(completion.token_ids)
             is_step = completion.kind is Kind.STEP
-            self._step_tokens += is_step
-            completion.aims.append(completion.aim.pack())
-            completion.token_ids.append(token)
-            if place in chosen.candidates:
-                completion.candidates.append(chosen.candidates[place])
-            size = len(completion.token_ids)
+            kept, ended = len(tokens), not text.stops.isdisjoint(tokens)
+            if ended:
+                kept = 1 + next(i for i, token in enumerate(tokens) if token in text.stops)
             if not is_step:
-                self._quota.add_drafts(text.owner, 1)
-            full = not is_step and not self._quota.has_room_for_drafts(text.owner)
-            if token in text.stops or size >= text.limit or full:
+                room = self._quota.room_for_drafts(text.owner)
+                if room <= kept:
+                    kept, ended = max(1, room), True
+                self._quota.add_drafts(text.owner, kept)
+            size = before + kept
+            self._tokens += kept
+            self._step_tokens += is_step
+            completion.aims.frombytes(completion.aim.packed(kept))
+            completion.token_ids.extend(tokens[:kept])
+            if kept < len(tokens) and completion.row is not None:
+                self._rows.truncate(completion.row, len(completion) - 1)
+            if place in candidates:
+                completion.candidates.append(candidates[place])
+            if ended or size >= text.limit:
                 if completion.kind is Kind.FIRST:
                     self.statistics.observe_length(size)
                 self.finish(completion)
-            elif size == 1 or size % FLUSH_TOKENS == 0 or is_step:
+            elif is_step or not before or size // FLUSH_TOKENS > before // FLUSH_TOKENS:
                 self._outbox.extend(completion.news())
+        self.statistics.drafted_tokens += self._tokens - drafted
+
+
+def _sampler(completions: Sequence[Completion], passes: int = 1) -> Sampler:
+    """The sampling of the next tokens of completions."""
+    return Sampler(
+        [completion.sampling for completion in completions],
+        [completion.seed for completion in completions],
+        [completion.position for completion in completions],
+        [completion.text.owner.vocab_size for completion in completions],
+        passes,
+    )
+
+
+def _left(completion: Completion) -> int:
+    """Number of tokens that the completion may still get."""
+    return completion.text.limit - len(completion.token_ids)
+
+
+def _others(first: Completion) -> list[Completion]:
+    """The completions that begin with the first token of this one."""
+    text = first.text
+    if first.token_ids or first is not text.completions[0]:
+        return []
+    return [c for c in text.completions[1:] if not c.finished and not c.token_ids]

@@ -164,6 +164,7 @@ class Prompt(Text):
                 return completion
         for completion in reversed(self.completions):
             if completion.kind is Kind.OTHER and not (completion.token_ids or completion.finished):
+                completion.kind = Kind.FIRST
                 completion.sampling, completion.seed = seeded, seeded.seed
                 return completion
         if len(self.completions) >= MAX_PROMPT_COMPLETIONS:

@@ -57,9 +57,9 @@ class Quota:
         """Whether the draft model can continue a text of `size` tokens."""
         return size < self._context_len
 
-    def has_room_for_drafts(self, peer: Peer) -> bool:
-        """Whether the sidecar may keep another draft token for the server."""
-        return self._draft_tokens[peer] < self._max_server_tokens
+    def room_for_drafts(self, peer: Peer) -> int:
+        """Number of further draft tokens that the sidecar may keep for the server."""
+        return self._max_server_tokens - self._draft_tokens[peer]
 
     def open(self, peer: Peer, text_tokens: int) -> None:
         """Count a new submission with the tokens of its text."""
@@ -77,8 +77,10 @@ class Quota:
 
     def add_drafts(self, peer: Peer, count: int) -> None:
         """Count `count` new draft tokens; a negative count removes draft tokens."""
-        self._draft_tokens[peer] += count
-        if not self._draft_tokens[peer]:
+        kept = self._draft_tokens[peer] + count
+        if kept:
+            self._draft_tokens[peer] = kept
+        else:
             del self._draft_tokens[peer]
 
     def drop(self, peer: Peer) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from sglang_qspec.link import LinkServer, keys, remove_private
 from sglang_qspec.messages import PROTOCOL, Welcome
 from sglang_qspec.sidecar import hardware
+from sglang_qspec.sidecar.burst import MOST_PASSES
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
@@ -81,7 +82,7 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
             mem_fraction=options.mem_fraction or None,
             max_total_tokens=options.max_total_tokens,
             context_len=options.context_length,
-            batch=options.slots,
+            batch=options.slots or None,
             prefill_tokens=options.prefill_tokens,
             attention_backend=options.attention_backend,
             trust_remote_code=options.trust_remote_code,
@@ -92,13 +93,14 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
 def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
     return Drafter(
         model,
-        slots=options.slots,
+        slots=model.slots,
         max_completion_tokens=options.max_completion_tokens,
         prefill_tokens=model.prefill_tokens,
         apart=model.device.startswith("cpu"),
         share=options.share_between_servers,
         max_server_tokens=options.max_server_tokens,
         max_backlog_s=options.max_backlog,
+        most_passes=1 if model.device.startswith("cpu") else MOST_PASSES,
     )
 
 

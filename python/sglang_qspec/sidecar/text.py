@@ -41,13 +41,15 @@ class Aim(NamedTuple):
     position: int
     """Distance from the committed output, in tokens; for a waiting prompt, from its end."""
 
-    def pack(self) -> int:
-        """The aim as a byte."""
-        return self.purpose * (DEEPEST + 1) + min(self.position, DEEPEST)
+    def packed(self, count: int) -> bytes:
+        """The aims of `count` tokens from this one on, one byte each."""
+        deepest = self.purpose * (DEEPEST + 1) + DEEPEST
+        first = deepest - max(0, DEEPEST - self.position)
+        return bytes(range(first, min(first + count, deepest + 1))).ljust(count, bytes((deepest,)))
 
     @classmethod
     def unpack(cls, byte: int) -> Aim:
-        """The aim of `pack`."""
+        """The aim of a byte of `packed`."""
         purpose, position = divmod(byte, DEEPEST + 1)
         return cls(Purpose(purpose), position)
 
@@ -129,7 +131,9 @@ class Text:
             seed = 0
         else:
             seed = seed_of(self.token_ids, self._count)
-        completion = Completion(self, self._count, sampling, seed, finished=self.limit == 0)
+        likely = self._count == 0 or isinstance(sampling, SeededSampling)
+        kind = Kind.STEP if self.parent is not None else Kind.FIRST if likely else Kind.OTHER
+        completion = Completion(self, self._count, kind, sampling, seed, finished=self.limit == 0)
         self._count += 1
         self.completions.append(completion)
         return completion
@@ -142,6 +146,7 @@ class Completion:
     text: Text
     index: int
     """Number of the completion, never reused within the text; the first one has 0."""
+    kind: Kind
     sampling: Sampling | SeededSampling
     seed: int
     token_ids: array[int] = field(default_factory=lambda: array("i"))
@@ -164,13 +169,6 @@ class Completion:
         return len(self.text.token_ids) + len(self.token_ids)
 
     @property
-    def kind(self) -> Kind:
-        if self.text.parent is not None:
-            return Kind.STEP
-        likely = self.index == 0 or isinstance(self.sampling, SeededSampling)
-        return Kind.FIRST if likely else Kind.OTHER
-
-    @property
     def aim(self) -> Aim:
         """What the next token is for."""
         text = self.text
@@ -186,6 +184,11 @@ class Completion:
         """Position from which, with the seed, the next random number is derived."""
         # The target derives it from the position of the previous token in the text.
         return len(self) - 1 if isinstance(self.sampling, SeededSampling) else len(self.token_ids)
+
+    @property
+    def last(self) -> int:
+        """The last token of text and completion."""
+        return self.token_ids[-1] if self.token_ids else self.text.token_ids[-1]
 
     def tail(self, start: int, count: int) -> list[int]:
         """Return at most `count` tokens of text and completion from position `start` on."""

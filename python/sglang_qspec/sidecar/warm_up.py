@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.messages import SeededSampling
+from sglang_qspec.sidecar import burst
 from sglang_qspec.sidecar.draft_kv import DraftKV
-from sglang_qspec.sidecar.sampling import GREEDY, choose
+from sglang_qspec.sidecar.sampler import Sampler
+from sglang_qspec.sidecar.sampling import GREEDY
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +72,11 @@ def _fastest(model: DraftKV, count: int, clock: Callable[[], float]) -> float:
     try:
         logits = model.extend(rows, [[FIRST]] * count)
         for sampling in SAMPLINGS:
-            choose(logits, [sampling] * count, none, none)
+            Sampler([sampling] * count, none, none).choose(logits)
         for _ in range(TIMED + 1):
             began = clock()
-            choose(model.step(rows, [SECOND] * count), [GREEDY] * count, none, none)
+            sampler = Sampler([GREEDY] * count, none, none)
+            burst.run(model, rows, [SECOND] * count, [1] * count, sampler)
             seconds.append(clock() - began)
     finally:
         for row in rows:

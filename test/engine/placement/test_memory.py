@@ -27,7 +27,7 @@ def decided(gpus: list[Gpu], *held: int, **settings: Any) -> tuple[Placement, Gp
 
 
 def test_a_draft_model_too_large_for_the_usual_part_gets_what_it_needs() -> None:
-    assert default_fraction(machine(0, size=24)[0], DRAFT) == 0.41
+    assert default_fraction(machine(0, size=24)[0], DRAFT) == 0.43
     assert default_fraction(machine(0)[0], DRAFT) == 0.15
 
 
@@ -36,7 +36,7 @@ def test_too_little_memory_for_the_draft_model_is_one_sentence_with_the_numbers(
     with pytest.raises(
         ConfigError,
         match=r"mem-fraction is 0\.05, which is 4\.0 GiB of cuda:0, but the draft model has "
-        r"5\.7 GiB of weights and needs 2\.0 GiB to run: give it more than 0\.10",
+        r"5\.7 GiB of weights and needs 2\.5 GiB to run: give it more than 0\.10",
     ):
         check_sidecar(*on, DRAFT)
     check_sidecar(*decided(machine(0), 0), DRAFT)
@@ -66,7 +66,7 @@ def test_a_target_that_does_not_fit_beside_the_sidecar_is_one_sentence_with_the_
     on = decided(machine(0, size=24), 0)
     with pytest.raises(
         ConfigError,
-        match=r"the sidecar takes 0\.41 of cuda:0 \(9\.8 GiB of 24\.0 GiB\), so the target gets "
+        match=r"the sidecar takes 0\.43 of cuda:0 \(10\.3 GiB of 24\.0 GiB\), so the target gets "
         r"\d+\.\d GiB of this GPU for weights and KV, and has 16\.0 GiB of weights: lower",
     ):
         target_fraction(*on, 0.85, TARGET, given=False)

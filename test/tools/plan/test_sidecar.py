@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import SLOTS_ON_GPU, QSpecConfig
+from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.sidecar import Sidecar, TargetLink
@@ -107,9 +108,9 @@ def test_beside_served_requests_a_step_reads_little_for_waiting_ones() -> None:
 
 def test_a_step_extends_as_many_drafts_as_the_sidecar_decodes_at_once_in_turn() -> None:
     driven = Driven(on_gpu=True)
-    most = QSpecConfig.draft_slots
-    servers = [driven.server, driven.connect()]
-    rows = [[request("1") for _ in range(most)] for _ in servers]
+    more = 2 * SLOTS_ON_GPU // PROMPTS_AHEAD - 1
+    servers = [driven.server, *(driven.connect() for _ in range(more))]
+    rows = [[request("1") for _ in range(PROMPTS_AHEAD)] for _ in servers]
     for server, theirs in zip(servers, rows, strict=True):
         for row in theirs:
             server.submit(row)
@@ -117,7 +118,7 @@ def test_a_step_extends_as_many_drafts_as_the_sidecar_decodes_at_once_in_turn() 
     for time in (1.1, 2.1):
         driven.clock.call(time, lambda: found.append([sum(r.seen_end for r in x) for x in rows]))
     driven.seen(rows[0][0], [])
-    assert found == [[most // 2] * 2, [most] * 2]
+    assert found == [[each] * len(servers) for each in (PROMPTS_AHEAD // 2, PROMPTS_AHEAD)]
 
 
 def test_a_queue_draft_ends_at_the_most_tokens_of_a_completion() -> None:

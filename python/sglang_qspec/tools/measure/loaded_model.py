@@ -68,7 +68,8 @@ class LoadedModel:
         The choice of the likeliest tokens, which the next pass reads, is included. With
         `everything` a target also uses the CPUs of the sidecar.
         """
-        from sglang_qspec.sidecar.sampling import GREEDY, choose
+        from sglang_qspec.sidecar.sampler import choose
+        from sglang_qspec.sidecar.sampling import GREEDY
 
         if self._cores is not None:
             self._cores.use(everything=everything)
@@ -205,14 +206,15 @@ def _chosen(
     import torch
 
     from sglang_qspec.messages import SeededSampling
-    from sglang_qspec.sidecar.sampling import GREEDY, choose_shared
+    from sglang_qspec.sidecar.sampler import choose
+    from sglang_qspec.sidecar.sampling import GREEDY
 
     samplings = [
         GREEDY if each.seed is None else SeededSampling(each.seed, temperature) for each in answers
     ]
     positions = [len(each.prompt_ids) + at - 1 for each in answers]
     none, sizes = [0] * len(answers), [shared] * len(answers)
-    return choose_shared(torch.cat(list(logits)), samplings, none, positions, sizes).token_ids
+    return choose(torch.cat(list(logits)), samplings, none, positions, sizes).token_ids
 
 
 METHODS = ("describe", "memory_bytes", "pass_seconds", "encode", "greedy", "agreed")
@@ -274,7 +276,7 @@ def _load(options: ModelOptions) -> LoadedModel:
             max_total_tokens=options.tokens,
             context_len=options.context_len,
             rows=options.rows,
-            batch=min(options.rows, DraftModelOptions.batch),
+            batch=options.rows,
             trust_remote_code=options.trust_remote_code,
         ),
         drafts_only=not options.target,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import SLOTS_ON_CPU, SLOTS_ON_GPU, QSpecConfig
 from sglang_qspec.sidecar.batch_scheduler import (
     BESIDE_STEPS,
     READ_BESIDE_STEPS,
@@ -199,10 +199,11 @@ class Sidecar:
     ) -> tuple[list[tuple[TargetLink, Request]], int]:
         """The drafts that the next step extends, and the number of tokens that it reads.
 
-        A step extends `draft_slots` drafts at most. A draft with more unread tokens than the step
-        may read is not extended yet.
+        A step extends as many drafts as a sidecar with the default of `draft_slots`. A draft with
+        more unread tokens than the step may read is not extended yet.
         """
         on_gpu = self._tables.on_gpu
+        slots = SLOTS_ON_GPU if on_gpu else SLOTS_ON_CPU
         few = not on_gpu and any(link.beside_steps for link in links)
         prompts = BESIDE_STEPS if few else PROMPTS_AHEAD
         most = READ_BESIDE_STEPS if few else READ_ON_GPU if on_gpu else READ_ON_CPU
@@ -214,7 +215,7 @@ class Sidecar:
                 left -= read
             if row.unread <= 1:
                 extended.append((link, row))
-            if len(extended) == QSpecConfig.draft_slots:
+            if len(extended) == slots:
                 break
         return extended, most - left
 

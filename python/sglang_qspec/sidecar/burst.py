@@ -1,0 +1,126 @@
+"""Decode passes of the draft model that need nothing from the host in between.
+
+In a burst each pass reads the tokens that the last pass chose, which stay on the device. Before the
+first pass one copy takes everything else to the device, and after the last pass one copy takes the
+tokens to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_qspec.messages import Candidates
+from sglang_qspec.sidecar.draft_kv import DraftKV, PassInput
+from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.sidecar.sampler import Sampler
+from sglang_qspec.transfers import HostCopy, mark, to_device
+
+MOST_PASSES = 16
+"""Maximum number of passes in a burst on a GPU. What a burst costs the host is divided among them;
+a row that ends by itself wastes those that follow."""
+
+
+class Drawn(NamedTuple):
+    """The tokens of a burst."""
+
+    token_ids: list[list[int]]
+    """Those of each row, one for each pass that it took part in."""
+    candidates: dict[int, Candidates]
+    """As in `Choices`; empty unless the burst has one pass."""
+    logits: torch.Tensor
+    """Of the last pass, float [its rows, vocab]."""
+
+
+class Burst:
+    """The inputs of decode passes over some rows, in which row i takes part in the first ones."""
+
+    def __init__(
+        self,
+        rows: KVRows,
+        own: Sequence[int],
+        token_ids: Sequence[int],
+        counts: Sequence[int],
+        more: Sequence[NDArray[np.generic]] = (),
+    ) -> None:
+        """Append `counts[i]` slots to the distinct row `own[i]`; `token_ids[i]` is its last token.
+
+        The counts fall, so a pass has the first rows. `more` goes to the device in the same copy.
+        Raises DraftModelError as `KVRows.append`.
+        """
+        added = rows.append(own, counts)
+        passes = counts[0]
+        self.sizes = [len(own)] * passes
+        """Number of rows in each pass."""
+        if counts[-1] < passes:
+            self.sizes = (np.array(counts) > np.arange(passes)[:, None]).sum(1).tolist()
+        if passes > 1:  # from row by row to pass by pass
+            begins = np.repeat(np.cumsum(counts) - counts, counts)
+            added = added.taken(np.argsort(np.arange(len(begins)) - begins, kind="stable"))
+        self._host_rows, self._host_lengths = added.rows, added.positions + 1
+        self._rows, self._positions, self._slots, self._lengths, self.token_ids, *self.more = (
+            to_device(
+                rows.table.device, *added, self._host_lengths, np.array(token_ids, np.int64), *more
+            )
+        )
+        rows.place(self._rows, self._positions, self._slots)
+
+    def inputs(self, number: int) -> PassInput:
+        """The input of one pass, without its tokens."""
+        begin = sum(self.sizes[:number])
+        own = slice(begin, begin + self.sizes[number])
+        return PassInput(
+            self._rows[own],
+            self._positions[own],
+            self._slots[own],
+            self._lengths[own],
+            self._host_rows[own],
+            self._host_lengths[own],
+        )
+
+
+def run(
+    model: DraftKV,
+    own: Sequence[int],
+    token_ids: Sequence[int],
+    counts: Sequence[int],
+    sampler: Sampler,
+    *,
+    ends: Callable[[], bool] = lambda: False,
+    queued: bool = False,
+) -> Drawn:
+    """Run a burst, whose rows, last tokens and counts `Burst` describes.
+
+    Before each further pass it asks whether the burst `ends`. It asks when the device has run the
+    last pass, or with `queued` the pass before the last one, so that the device need not wait for
+    the host.
+    """
+    burst = Burst(model.rows, own, token_ids, counts, sampler.arrays)
+    sampler.put(burst.more)
+    tokens, found, waits = burst.token_ids, list[torch.Tensor](), list[Callable[[], None]]()
+    for number, size in enumerate(burst.sizes):
+        if number > queued:
+            waits[number - 1 - queued]()
+        if number and ends():
+            break
+        logits = model.decode(burst.inputs(number), tokens[:size])
+        tokens = sampler.draw(logits, number)
+        found.append(tokens)
+        if len(burst.sizes) > 1:
+            waits.append(mark(tokens.device))
+    if len(burst.sizes) == 1:
+        chosen = sampler.choices(tokens, logits)
+        return Drawn([[token] for token in chosen.token_ids], chosen.candidates, logits)
+    by_pass = np.zeros((len(found), len(own)), np.int64)
+    by_pass[np.arange(len(own)) < np.array(burst.sizes[: len(found)])[:, None]] = HostCopy(
+        torch.cat(found)
+    ).read()
+    by_row: list[list[int]] = by_pass.T.tolist()
+    for row, count in zip(own, counts, strict=True):
+        if count > len(found):
+            model.rows.truncate(row, model.rows.length(row) - (count - len(found)))
+    return Drawn([row[:count] for row, count in zip(by_row, counts, strict=True)], {}, logits)
