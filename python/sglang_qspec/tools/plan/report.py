@@ -56,7 +56,9 @@ class Report:
 
     @property
     def best(self) -> str:
-        """Name of the better plan, by the SLO, the tokens per second, then the mean latency."""
+        """Name of the better plan: of a batch the faster one, else by the SLO and the latency."""
+        if self.slo is None and not self.trace.rate:
+            return max(self.chosen, key=lambda name: self.chosen[name].rate)
         chosen = best(list(self.chosen.values()), self.slo)
         return next(name for name, plan in self.chosen.items() if plan is chosen)
 
@@ -114,13 +116,14 @@ class Report:
         )
 
     def _reached(self, plan: Plan) -> str:
-        """What decides between plans: throughput of a batch, latency of arrivals over time."""
-        if not self.trace.rate:
-            return f"{plan.rate:.0f} tokens/s"
-        name = "mean" if self.slo is None else self.slo.name
+        """What decides between plans: throughput of a batch, latency of arrivals or for an SLO."""
         if plan.is_overloaded:
             return "more requests than can be served"
-        return f"{name} latency {plan.latency(name):.2f} s"
+        figures = [] if self.trace.rate else [f"{plan.rate:.0f} tokens/s"]
+        if self.trace.rate or self.slo is not None:
+            name = "mean" if self.slo is None else self.slo.name
+            figures.append(f"{name} latency {plan.latency(name):.2f} s")
+        return " with ".join(figures)
 
     def _loads(self) -> str:
         loads = [f"{100 * plan.load:.0f} % ({name})" for name, plan in self.chosen.items()]
