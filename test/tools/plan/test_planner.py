@@ -47,9 +47,11 @@ def test_gpus_are_divided_between_targets_and_sidecars(
 
 
 def test_one_sidecar_for_all_targets_of_a_node_is_tried_however_busy_it_is() -> None:
-    plans = planner(flat(0.9, step=0.01)).plans(8, ["ahead"], [4])
+    plans = planner(flat(0.9, step=0.01, on_gpu=True)).plans(8, ["ahead"], [4])
     assert [plan.group.targets for plan in plans] == [1, 2, 3, 7]
     assert plans[1].figures.sidecar_busy > 0.9
+    late = planner(flat(0.9, step=0.02)).plans(8, ["ahead"], [4])
+    assert [plan.group.targets for plan in late] == [1, 2]
     assert [plan.group.targets for plan in planner(flat()).plans(2, ["ahead"], [4])] == [1]
 
 
@@ -71,7 +73,7 @@ def test_a_good_draft_model_is_worth_gpus_and_a_bad_one_is_not() -> None:
 
 def test_a_fast_draft_model_serves_many_targets_and_a_slow_one_few() -> None:
     fast, _ = chosen(flat(0.9, step=0.0002), 18)
-    slow, _ = chosen(flat(0.9, step=0.01), 18)
+    slow, _ = chosen(flat(0.9, step=0.02), 18)
     assert fast.group.targets > slow.group.targets
 
 

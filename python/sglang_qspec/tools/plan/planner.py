@@ -181,7 +181,12 @@ class Planner:
         most = (gpus - each.sidecar) // each.target
         fan_ins = {n for n in (*FAN_INS, most) if 1 < n <= min(most, FAN_INS[-1])}
         for shape in dict.fromkeys(shapes) if drafts else ():
-            found += [self.plan(gpus, shape.pipeline, shape.slots, n) for n in sorted(fan_ins)]
+            capacity = max(_capacity(plan) for plan in found if plan.group == shape)
+            for fan_in in sorted(fan_ins):
+                found.append(self.plan(gpus, shape.pipeline, shape.slots, fan_in))
+                before, capacity = capacity, _capacity(found[-1])
+                if capacity < before:  # with still more targets the drafts come too late
+                    break
         return found
 
     def fewest(self, plan: Plan, slo: Slo) -> Plan:
@@ -212,6 +217,11 @@ class Planner:
             lambda n: n <= self._tables.passes.most_requests, (4**n for n in itertools.count())
         )
         return [planner.plan(gpus, group.pipeline, number, group.targets) for number in slots]
+
+
+def _capacity(plan: Plan) -> tuple[float, float]:
+    """Orders plans for one trace by what they can serve: arrivals over time, or a batch."""
+    return -plan.load, plan.rate
 
 
 def best(plans: Sequence[Plan], slo: Slo | None) -> Plan:
