@@ -15,9 +15,10 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.policy.pipelines import estimates
 from sglang_qspec.tools.measure.tables import Gap, Prefill, Tables, Verify
 from sglang_qspec.tools.plan.cards import TODAY, WIDTHS, Terms, computed
+from sglang_qspec.tools.plan.planner import Planner
 from sglang_qspec.tools.plan.simulation import Group, simulate
 from sglang_qspec.tools.plan.target import NONE
-from sglang_qspec.tools.plan.trace import Arrival
+from sglang_qspec.tools.plan.trace import Arrival, parse
 
 PLAIN = {1: 164, 8: 1247, 32: 4243, 64: 7077, 128: 10625}
 """Estimated tokens per second of one GPU without speculation, by requests in flight."""
@@ -96,6 +97,16 @@ def test_a_simulated_pair_is_near_the_estimate_and_below_two_plain_servers(
     found = ratio(pair(alpha, terms), requests)
     assert found == pytest.approx(estimated, rel=SIMULATED_WITHIN)
     assert found < 2
+
+
+@pytest.mark.parametrize(("terms", "pays"), [(TODAY, False), (FIXED, True)])
+def test_one_sidecar_for_seven_targets_pays_with_the_terms_that_are_proposed(
+    terms: Terms, pays: bool
+) -> None:
+    planner = Planner(computed("H100:8B:0.6B", 0.7, 640, terms), parse("batch:9999", 256, 128))
+    one_for_seven, plain = planner.plan(8, "auto", 8, 7), planner.plan(8, NONE, 8)
+    assert (one_for_seven.targets, one_for_seven.sidecars) == (7, 1)
+    assert (one_for_seven.rate > plain.rate) == pays
 
 
 @pytest.mark.parametrize("requests", MEASURED)
