@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ def test_the_plans_are_printed_beside_those_without_speculation(
 ) -> None:
     assert main([*plan, "--slo", "p95=9"]) == 0
     printed = capsys.readouterr().out
+    first = (
+        r"A sidecar pays: \d+ tokens/s with p95 latency [\d.]+ s from 3 targets with 1 sidecar, "
+    )
+    assert re.match(first, printed)
     assert "Times are measured." in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith(("QSPEC", "no spec"))]
     assert rows[0][3:5] == ["ahead", "8"]
@@ -42,7 +47,42 @@ def test_the_json_has_the_same_figures(plan: list[str], capsys: pytest.CaptureFi
     assert plain["tokens_per_s"] == pytest.approx(80)
     assert plain["price_per_million_tokens"] == pytest.approx(4 * 1e3 / 80)
     assert found["fewest_gpus"]["no speculation"]["gpus"] < 4
-    assert found["plans"]["QSPEC"]["seconds"]["mean"] < plain["seconds"]["mean"]
+    drafted = found["plans"]["QSPEC"]
+    assert drafted["seconds"]["mean"] < plain["seconds"]["mean"]
+    assert found["best"] == "QSPEC"
+    assert found["verdict"] == (
+        f"A sidecar pays: mean latency {drafted['seconds']['mean']:.2f} s from "
+        f"{drafted['targets']} targets with {drafted['sidecars']} sidecars, and mean latency "
+        f"{plain['seconds']['mean']:.2f} s from 4 plain servers. One sidecar card feeds 1 target "
+        f"and drafts {100 * drafted['sidecar_busy']:.0f} % of the time."
+    )
+
+
+def test_where_no_sidecar_pays_the_first_line_says_so_with_both_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["plan", "--tables", "H100:8B:0.6B", "--pipelines", "ahead", "--slots", "8"]
+    given += ["--trace", "batch:40", "--output-tokens", "40", "--gpus"]
+    assert main([*given, "2"]) == 0
+    first, _, second, *_ = printed = capsys.readouterr().out.splitlines()
+    drafted, plain = (line.split()[-6] for line in printed if line.startswith(("QSPEC", "no spec")))
+    assert first == (
+        f"No sidecar: {plain} tokens/s from 2 plain servers, and {drafted} tokens/s from 1 target "
+        "with 1 sidecar, the best plan with a sidecar."
+    )
+    assert int(drafted) < int(plain)
+    assert second.endswith("computed from data sheets, and the agreement is 0.7, assumed.")
+    assert main([*given, "1", "--alpha", "0.5"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("No sidecar: no GPU is left for one beside a target; ")
+    assert printed[2].endswith("and the agreement is 0.5.")
+
+
+def test_more_than_a_plan_can_serve_is_said_in_the_first_line(
+    plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*plan, "--trace", "poisson:1000:40"]) == 0
+    assert "more requests than can be served from 4 plain servers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
@@ -56,8 +96,7 @@ def test_a_sweep_is_a_picture(plan: list[str], suffix: str, start: bytes, tmp_pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--alpha", "0.5"], "--alpha must be given with computed tables"),
-        (["--tables", "H100:8B:1B"], "--alpha must be given with computed tables"),
+        (["--alpha", "0.5"], "--alpha is for computed tables"),
         (["--tables", "none.json"], "--tables is none.json, which cannot be read"),
         (["--trace", "batch:0"], "--trace is 'batch:0', but must be batch:REQUESTS"),
         (

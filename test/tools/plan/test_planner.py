@@ -32,7 +32,7 @@ def chosen(tables: Tables, gpus: int, slo: Slo | None = None) -> tuple[Plan, Pla
     ("gpus", "fan_in", "size", "expected"),
     [
         (12, 1, (1, 1), (6, 6, 12)),
-        (12, 4, (1, 1), (9, 3, 12)),  # two full groups, and a target with a sidecar
+        (12, 4, (1, 1), (9, 3, 12)),  # three targets for each sidecar
         (11, 4, (1, 1), (8, 2, 10)),  # one GPU is left
         (16, 1, (4, 1), (3, 3, 15)),
         (16, 2, (4, 1), (3, 2, 14)),
@@ -43,6 +43,16 @@ def test_gpus_are_divided_between_targets_and_sidecars(
 ) -> None:
     plan = planner(flat(gpus=size), "batch:20", 10).plan(gpus, "ahead", 4, fan_in)
     assert (plan.targets, plan.sidecars, plan.gpus) == expected
+    assert plan.group.targets == math.ceil(plan.targets / plan.sidecars)
+
+
+def test_one_sidecar_for_all_targets_of_a_node_is_tried_however_busy_it_is() -> None:
+    plans = planner(flat(0.9, step=0.01, on_gpu=True)).plans(8, ["ahead"], [4])
+    assert [plan.group.targets for plan in plans] == [1, 2, 3, 7]
+    assert plans[1].figures.sidecar_busy > 0.9
+    late = planner(flat(0.9, step=0.02)).plans(8, ["ahead"], [4])
+    assert [plan.group.targets for plan in late] == [1, 2]
+    assert [plan.group.targets for plan in planner(flat()).plans(2, ["ahead"], [4])] == [1]
 
 
 def test_too_few_gpus_are_an_error_that_names_the_least() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
 from sglang_qspec.config import MODES
-from sglang_qspec.tools.measure.tables import Tables
+from sglang_qspec.tools.measure.tables import Gap, Tables
 from sglang_qspec.tools.plan.requests import Request, agreed_tokens
 from sglang_qspec.tools.plan.simulation import Group, GroupFigures, quantile, simulate
 from sglang_qspec.tools.plan.target import NONE
@@ -98,6 +99,13 @@ def test_a_slowdown_costs_time_only_while_the_sidecar_drafts() -> None:
     tables = flat(0.9, slowdown=1.5)
     assert run(tables, NONE, 4, batch(8)).rate == run(flat(0.9), NONE, 4, batch(8)).rate
     assert run(tables, "ahead", 4, batch(8)).rate < run(flat(0.9), "ahead", 4, batch(8)).rate
+
+
+def test_only_a_server_with_speculation_waits_for_the_host_between_passes() -> None:
+    tables = msgspec.structs.replace(flat(0.0), gap=[Gap(1, 0.01), Gap(64, 0.02)])
+    assert run(tables, NONE, 1, batch(1)).seconds == pytest.approx(100 * 0.04)
+    assert run(tables, "queue", 1, batch(1)).pass_seconds == pytest.approx(0.05)
+    assert run(tables, "ahead", 64, batch(64)).pass_seconds == pytest.approx(0.06)
 
 
 def test_a_shared_sidecar_drafts_less_for_each_target() -> None:

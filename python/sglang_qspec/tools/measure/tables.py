@@ -110,6 +110,13 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds
 
 
+class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time in which a target with drafts waits for the host between two passes of `requests`."""
+
+    requests: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+
+
 class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of a pass over prompts: `base`, and `token` for each prompt token, at least `least`."""
 
@@ -151,6 +158,9 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     """Probability that a text that left its queue draft matches it again at a pass."""
     slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     """Time of a target pass while the sidecar drafts, over its time alone."""
+    gap: list[Gap] = []
+    """What a server with speculation adds to each pass, plain ones too, because the host reads the
+    tokens of the last pass first. Empty if the times of `verify` include the wait."""
     gpus: Gpus = Gpus()
     conditions: dict[str, str] = {}
     """How the tables came about: dtype, prompts, data-sheet numbers and the like."""
@@ -173,6 +183,14 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     @cached_property
     def _step(self) -> Curve:
         return Curve.through((row.rows, row.seconds) for row in self.draft_steps)
+
+    @cached_property
+    def _gap(self) -> Curve:
+        return Curve.through([(row.requests, row.seconds) for row in self.gap] or [(1, 0.0)])
+
+    def gap_seconds(self, requests: int) -> float:
+        """Time in which the target waits for the host between two passes of `requests`."""
+        return self._gap(requests)
 
     def step_seconds(self, rows: int) -> float:
         """Time of a draft step over this number of drafts."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 1_000_000
 
-DESCRIPTION = """Predict what a deployment costs: how many targets and sidecars, which pipeline, the
-throughput, latency and price of a million output tokens, beside the best plan without speculation
-on the same GPUs. An event simulation runs the server's policies in simulated time with the times of
---tables (qspec measure, or computed from data sheets). The figures are predictions. docs/plan.md
-describes the model and what it leaves out."""
+DESCRIPTION = """Predict what a deployment costs: whether a sidecar pays and for how many targets,
+which pipeline, the throughput, latency and price of a million output tokens, beside the best plan
+without speculation on the same GPUs. An event simulation runs the server's policies in simulated
+time with the times of --tables (qspec measure, or computed from data sheets). The figures are
+predictions. docs/plan.md describes the model and what it leaves out."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--gpus", "GPUs at hand", values.whole(1, MOST_GPUS), "N", required=True)
     add(
         "--tables",
-        "tables of qspec measure, or CARD:TARGET:DRAFT such as H100:70B:1B, which are computed "
-        "from data sheets and need --alpha",
+        "tables of qspec measure, or CARD:TARGET:DRAFT such as H100:8B:0.6B, which are computed "
+        "from data sheets",
         metavar="FILE",
         required=True,
     )
-    agreement = "agreement of target and draft model, with computed tables only"
+    agreement = "agreement of target and draft model, with computed tables only (default: 0.7)"
     add("--alpha", agreement, values.number(0.0, 1.0), "A")
     add(
         "--trace",
@@ -158,12 +158,14 @@ def _tables(text: str, alpha: float | None, context: int) -> Tables:
     from sglang_qspec.tools.measure import tables
     from sglang_qspec.tools.plan.cards import computed
 
-    if (":" in text) == (alpha is None):
+    if ":" in text:
+        return computed(text, alpha, context)
+    if alpha is not None:
         raise ConfigError(
-            "--alpha must be given with computed tables (CARD:TARGET:DRAFT), and only with them: "
-            f"--tables is {text!r}"
+            "--alpha is for computed tables (CARD:TARGET:DRAFT) only, because measured ones have "
+            f"the agreement: --tables is {text!r}"
         )
-    return tables.load(Path(text)) if alpha is None else computed(text, alpha, context)
+    return tables.load(Path(text))
 
 
 def _slots(given: Sequence[int] | None, most: int) -> list[int]:

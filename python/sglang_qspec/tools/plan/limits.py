@@ -55,17 +55,19 @@ def lines_of(plan: Plan, trace: Trace, gbit: float) -> list[str]:
     if not plan.sidecars:
         return [router]
     share = found.sidecar_busy
-    most = f"about {group.targets / share:.0f}" if share else "any number of"
     sizes = f"{drafted_bytes()} bytes for a draft token"
     link = found.drafted * drafted_bytes() + found.requests * submit_bytes(round(prompt))
-    if group.pipeline != "queue":  # the target reports its passes for step drafts alone
+    load = f"Sidecar: it drafts {100 * share:.0f} % of the time for {group.targets} targets"
+    if group.pipeline == "queue":
+        most = f"about {group.targets / share:.0f}" if share else "any number of"
+        load += f", so it is saturated with {most} targets"
+    else:  # the target reports its passes for step drafts alone
         commits = commits_bytes(max(1, round(found.batch)), max(1, round(found.tokens_per_pass)))
         sizes += f", {commits} for the report of a pass"
         link += found.passes * commits
     rate = link / found.requests * requests / plan.targets
     return [
-        f"Sidecar: it drafts {100 * share:.0f} % of the time for {group.targets} targets, so it "
-        f"is saturated with {most} targets.",
+        f"{load}.",
         f"Link: a target takes {rate / 1e6:.2f} MB/s ({sizes}), so {gbit:g} Gbit/s hold "
         f"{int(gbit * 1e9 / 8 / rate)} targets.",
         router,

@@ -22,9 +22,7 @@ WAVES, FEWEST = 3, 60
 """A batch has WAVES requests for each slot of a simulated target, at least FEWEST requests. Other
 traces have FEWEST requests for each target."""
 FAN_INS = (2, 4, 8)
-"""Targets of a sidecar that are tried, besides 1."""
-SATURATED = 0.98
-"""Busy share of a sidecar from which more targets are not tried."""
+"""Targets of a sidecar that are tried, besides 1 and, up to the last, all targets."""
 MOST_LOAD = 0.95
 """Load above which a plan counts as overloaded, because the prediction has errors."""
 STEP = 1.08
@@ -116,12 +114,12 @@ class Planner:
     def plan(self, gpus: int, pipeline: str, slots: int, fan_in: int = 1) -> Plan:
         """The plan on at most `gpus`; a sidecar serves at most `fan_in` targets.
 
-        Raises ConfigError if the GPUs do not hold it.
+        The sidecars divide the targets evenly. Raises ConfigError if the GPUs do not hold it.
         """
         each, trace = self._tables.gpus, self._trace
         targets, sidecars = self._divide(gpus, pipeline, fan_in)
         # Without a sidecar the targets are independent, so one of them is simulated.
-        size = min(fan_in, targets) if sidecars else 1
+        size = math.ceil(targets / sidecars) if sidecars else 1
         group = Group(pipeline, slots, size, self._delay, self._outages, self._seed)
         share, used = size / targets, targets * each.target + sidecars * each.sidecar
         if not trace.rate:
@@ -180,12 +178,14 @@ class Planner:
         shapes = [max(found, key=lambda plan: (plan.rate, -plan.latency("mean"))).group]
         if self._trace.rate:
             shapes.append(min(found, key=lambda plan: plan.needed).group)
+        most = (gpus - each.sidecar) // each.target
+        fan_ins = {n for n in (*FAN_INS, most) if 1 < n <= min(most, FAN_INS[-1])}
         for shape in dict.fromkeys(shapes) if drafts else ():
-            for fan_in in FAN_INS:
-                if gpus < fan_in * each.target + each.sidecar:
-                    break
+            capacity = max(_capacity(plan) for plan in found if plan.group == shape)
+            for fan_in in sorted(fan_ins):
                 found.append(self.plan(gpus, shape.pipeline, shape.slots, fan_in))
-                if found[-1].figures.sidecar_busy > SATURATED:
+                before, capacity = capacity, _capacity(found[-1])
+                if capacity < before:  # with still more targets the drafts come too late
                     break
         return found
 
@@ -217,6 +217,11 @@ class Planner:
             lambda n: n <= self._tables.passes.most_requests, (4**n for n in itertools.count())
         )
         return [planner.plan(gpus, group.pipeline, number, group.targets) for number in slots]
+
+
+def _capacity(plan: Plan) -> tuple[float, float]:
+    """Orders plans for one trace by what they can serve: arrivals over time, or a batch."""
+    return -plan.load, plan.rate
 
 
 def best(plans: Sequence[Plan], slo: Slo | None) -> Plan:

@@ -1,4 +1,4 @@
-"""What `qspec plan` prints: a table of the plans, and what limits them."""
+"""What `qspec plan` prints: whether a sidecar pays, a table of the plans, and what limits them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.limits import lines_of
-from sglang_qspec.tools.plan.planner import OBJECTIVES, Plan, Slo
+from sglang_qspec.tools.plan.planner import OBJECTIVES, Plan, Slo, best
 from sglang_qspec.tools.plan.trace import Trace
 from sglang_qspec.tools.table import aligned
 
@@ -40,16 +40,47 @@ class Report:
         """For a terminal."""
         tables = self.tables
         origin = "measured" if tables.source == "measured" else "computed from data sheets"
+        alpha = tables.conditions.get("alpha")
         head = (*HEAD, *(f"{name} s" for name in SHOWN), "tokens/pass")
         parts = [
+            self.verdict,
             f"{self.gpus} GPUs, {tables.machine}: target {tables.target}, draft model "
-            f"{tables.draft}, {self.trace.requests} requests. Times are {origin}.",
+            f"{tables.draft}, {self.trace.requests} requests. Times are {origin}"
+            + (f", and the agreement is {alpha}." if alpha else "."),
             aligned([head, *(self._row(name) for name in self.chosen)]),
-            self._comparison(),
+            self._loads() if self.trace.rate else "",
             "\n".join(map(self._slo_line, self.chosen)) if self.slo is not None else "",
             "\n".join(self.limits),
         ]
         return "\n\n".join(filter(None, parts))
+
+    @property
+    def best(self) -> str:
+        """Name of the better plan: of a batch the faster one, else by the SLO and the latency."""
+        if self.slo is None and not self.trace.rate:
+            return max(self.chosen, key=lambda name: self.chosen[name].rate)
+        chosen = best(list(self.chosen.values()), self.slo)
+        return next(name for name, plan in self.chosen.items() if plan is chosen)
+
+    @property
+    def verdict(self) -> str:
+        """Whether a sidecar pays, with the figures of both plans."""
+        plain = self.chosen[PLAIN]
+        without = f"{self._reached(plain)} from {_count(plain.targets, 'plain server')}"
+        if DRAFTED not in self.chosen:
+            return f"No sidecar: no GPU is left for one beside a target; {without}."
+        plan = self.chosen[DRAFTED]
+        made_of = f"{_count(plan.targets, 'target')} with {_count(plan.sidecars, 'sidecar')}"
+        drafted = f"{self._reached(plan)} from {made_of}"
+        if self.best == PLAIN:
+            return f"No sidecar: {without}, and {drafted}, the best plan with a sidecar."
+        cards = self.tables.gpus.sidecar
+        return (
+            f"A sidecar pays: {drafted}, and {without}. One sidecar "
+            f"{'card' if cards == 1 else f'of {cards} GPUs'} feeds "
+            f"{_count(plan.group.targets, 'target')} and drafts "
+            f"{100 * plan.figures.sidecar_busy:.0f} % of the time."
+        )
 
     @property
     def limits(self) -> list[str]:
@@ -62,6 +93,9 @@ class Report:
             "gpus": self.gpus,
             "source": self.tables.source,
             "machine": self.tables.machine,
+            "conditions": self.tables.conditions,
+            "best": self.best,
+            "verdict": self.verdict,
             "plans": {name: self._record(plan) for name, plan in self.chosen.items()},
             "fewest_gpus": {name: self._record(plan) for name, plan in self.fewest.items()},
             "limits": self.limits,
@@ -81,19 +115,20 @@ class Report:
             f"{plan.figures.tokens_per_pass:.2f}",
         )
 
-    def _comparison(self) -> str:
-        plain = self.chosen[PLAIN]
-        if DRAFTED not in self.chosen:
-            return "The GPUs do not hold a target and a sidecar."
-        drafted = self.chosen[DRAFTED]
-        if not drafted.load:
-            ratio = drafted.rate / plain.rate
-            return f"QSPEC gives {ratio:.2f} times the tokens/s of no speculation."
-        text = (
-            f"What arrives is {100 * drafted.load:.0f} % of the capacity with QSPEC, and "
-            f"{100 * plain.load:.0f} % of it without speculation."
-        )
-        if drafted.is_overloaded or plain.is_overloaded:
+    def _reached(self, plan: Plan) -> str:
+        """What decides between plans: throughput of a batch, latency of arrivals or for an SLO."""
+        if plan.is_overloaded:
+            return "more requests than can be served"
+        figures = [] if self.trace.rate else [f"{plan.rate:.0f} tokens/s"]
+        if self.trace.rate or self.slo is not None:
+            name = "mean" if self.slo is None else self.slo.name
+            figures.append(f"{name} latency {plan.latency(name):.2f} s")
+        return " with ".join(figures)
+
+    def _loads(self) -> str:
+        loads = [f"{100 * plan.load:.0f} % ({name})" for name, plan in self.chosen.items()]
+        text = f"What arrives is this share of the capacity: {', '.join(loads)}."
+        if any(plan.is_overloaded for plan in self.chosen.values()):
             text += " The latency is inf where more arrives than the plan can serve."
         return text
 
@@ -129,3 +164,7 @@ class Report:
             "load": plan.load,
             "meets_slo": plan.meets(self.slo),
         }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

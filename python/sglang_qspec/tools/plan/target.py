@@ -88,7 +88,7 @@ class Target:
     ) -> None:
         self._clock, self._tables, self._sidecar = clock, tables, sidecar
         self._slots = slots
-        enabled = pipeline != NONE
+        self._enabled = enabled = pipeline != NONE
         mode = pipeline if enabled else "queue"
         runtime = RuntimeSettings(
             mode,
@@ -183,6 +183,8 @@ class Target:
         seconds = self._tables.passes(len(rids), trees.rows / len(rids))
         if self._sidecar.busy:
             seconds *= self._tables.slowdown
+        if self._enabled:
+            seconds += self._tables.gap_seconds(len(rids))
         yield seconds
         accepted = self._drafts.right(rids, trees)
         before = sum(request.done for request in self._running)
