@@ -36,14 +36,14 @@ from itertools import count
 def load():
     from sglang_qspec.engine.speculator import Speculator
 
-    calls, sound = count(), Speculator.record
+    calls, sound = count(), Speculator.commit
 
-    def record(*arguments):
+    def commit(*arguments):
         if next(calls) == 4:
             raise KeyError("a fault")
         return sound(*arguments)
 
-    Speculator.record = record
+    Speculator.commit = commit
 """
 
 

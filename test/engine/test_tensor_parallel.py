@@ -17,6 +17,7 @@ import pytest
 from sglang_qspec.config import MODES
 from test.engine.awaiting import awaiting
 from test.engine.contract import Answers, Bodies, ServerContract
+from test.engine.overlapping import OVERLAP
 from test.engine.server.running import (
     COMMON,
     PLAIN,
@@ -111,6 +112,19 @@ def test_answers_without_drafts_are_those_of_two_ranks_without_this_plugins_algo
 ) -> None:
     with Server(small_target, TENSOR_PARALLEL) as server:
         assert ids(ask_all(server, bodies, **ALL_SOURCES)) == ids(expected)
+
+
+def test_ranks_launch_passes_without_drafts_before_they_know_the_last_tokens(
+    small_target: Path, bodies: Bodies, expected: Answers, tmp_path: Path
+) -> None:
+    """Drafts come and go meanwhile: a request with drafts joins and leaves the batch."""
+    arguments = [*TENSOR_PARALLEL, *QSPEC, "--speculative-draft-model-path", str(small_target)]
+    with Server(small_target, arguments, environment=awaiting(tmp_path, OVERLAP)) as server:
+        connected(server)
+        assert ids(ask_all(server, bodies)) == ids(expected)
+        before = state(server)["early_passes"]
+        assert ids(ask_all(server, bodies, **PLAIN)) == ids(expected)
+        assert state(server)["early_passes"] - before > 10
 
 
 def accepted(answer: dict[str, Any]) -> int:

@@ -322,11 +322,15 @@ class Speculator:
 
         A `prefill` does not count as a pass of a request.
         """
-        if trees.width > 1:
-            self.totals.record(trees, accepted)
+        lives = [self._live.get(rid) for rid in rids]
+        if trees.width == 1:
+            for live in filter(None, lives):
+                live.tally.add(0, [], prefill=prefill)
+                self.sidecar.count(live, ())
+            return
+        self.totals.record(trees, accepted)
         sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
-        for row, rid in enumerate(rids):
-            live = self._live.get(rid)
+        for row, live in enumerate(lives):
             if live is not None:
                 drafted_by = [Source(sources[row][node]) for node in accepted[row]]
                 live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
