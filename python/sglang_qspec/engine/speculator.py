@@ -324,9 +324,10 @@ class Speculator:
         """
         lives = [self._live.get(rid) for rid in rids]
         if trees.width == 1:
-            for live in filter(None, lives):
-                live.tally.add(0, [], prefill=prefill)
-                self.sidecar.count(live, ())
+            for live in lives:
+                if live is not None:
+                    live.tally.add(0, [], prefill=prefill)
+                    self.sidecar.count(live, ())
             return
         self.totals.record(trees, accepted)
         sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
