@@ -181,11 +181,11 @@ class Planner:
         most = (gpus - each.sidecar) // each.target
         fan_ins = {n for n in (*FAN_INS, most) if 1 < n <= min(most, FAN_INS[-1])}
         for shape in dict.fromkeys(shapes) if drafts else ():
-            capacity = max(_capacity(plan) for plan in found if plan.group == shape)
+            worth = max(_worth(plan) for plan in found if plan.group == shape)
             for fan_in in sorted(fan_ins):
                 found.append(self.plan(gpus, shape.pipeline, shape.slots, fan_in))
-                before, capacity = capacity, _capacity(found[-1])
-                if capacity < before:  # with still more targets the drafts come too late
+                before, worth = worth, _worth(found[-1])
+                if worth < before:  # with still more targets the drafts come too late
                     break
         return found
 
@@ -219,9 +219,9 @@ class Planner:
         return [planner.plan(gpus, group.pipeline, number, group.targets) for number in slots]
 
 
-def _capacity(plan: Plan) -> tuple[float, float]:
-    """Orders plans for one trace by what they can serve: arrivals over time, or a batch."""
-    return -plan.load, plan.rate
+def _worth(plan: Plan) -> tuple[float, float]:
+    """Orders plans for one trace by what a GPU can serve: of arrivals over time, or of a batch."""
+    return -plan.needed, plan.rate / plan.gpus
 
 
 def best(plans: Sequence[Plan], slo: Slo | None) -> Plan:

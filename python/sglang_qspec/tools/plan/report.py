@@ -55,8 +55,16 @@ class Report:
         return "\n\n".join(filter(None, parts))
 
     @property
+    def compared(self) -> Mapping[str, Plan]:
+        """The plans that decide whether a sidecar pays: those on the fewest GPUs, or `chosen`."""
+        return self.fewest if self.fewest.keys() == self.chosen.keys() else self.chosen
+
+    @property
     def best(self) -> str:
-        """Name of the better plan: of a batch the faster one, else by the SLO and the latency."""
+        """Name of the better plan: with an SLO that both keep the one on fewer GPUs, of a batch the
+        faster one, and else by the SLO and the latency."""
+        if self.compared is self.fewest:
+            return min(self.fewest, key=lambda name: self.fewest[name].gpus)
         if self.slo is None and not self.trace.rate:
             return max(self.chosen, key=lambda name: self.chosen[name].rate)
         chosen = best(list(self.chosen.values()), self.slo)
@@ -65,11 +73,11 @@ class Report:
     @property
     def verdict(self) -> str:
         """Whether a sidecar pays, with the figures of both plans."""
-        plain = self.chosen[PLAIN]
+        plain = self.compared[PLAIN]
         without = f"{self._reached(plain)} from {_count(plain.targets, 'plain server')}"
-        if DRAFTED not in self.chosen:
+        if DRAFTED not in self.compared:
             return f"No sidecar: no GPU is left for one beside a target; {without}."
-        plan = self.chosen[DRAFTED]
+        plan = self.compared[DRAFTED]
         made_of = f"{_count(plan.targets, 'target')} with {_count(plan.sidecars, 'sidecar')}"
         drafted = f"{self._reached(plan)} from {made_of}"
         if self.best == PLAIN:
@@ -117,6 +125,8 @@ class Report:
 
     def _reached(self, plan: Plan) -> str:
         """What decides between plans: throughput of a batch, latency of arrivals or for an SLO."""
+        if self.slo is not None and self.compared is self.fewest:
+            return f"{self.slo.name} <= {self.slo.seconds:g} s on {plan.gpus} GPUs"
         if plan.is_overloaded:
             return "more requests than can be served"
         figures = [] if self.trace.rate else [f"{plan.rate:.0f} tokens/s"]
