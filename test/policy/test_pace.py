@@ -1,0 +1,50 @@
+"""The pace follows the machine, and not the sizes of the passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_qspec.policy.pace import SETTLED, Pace
+
+SECONDS = {"wide": 0.3, "plain": 0.1}
+
+
+def serve(pace: Pace, size: str, passes: int, slower: float = 1.0) -> None:
+    for _ in range(passes):
+        pace.observe(size, slower * SECONDS[size])
+
+
+def test_the_pace_follows_a_machine_that_slows_down_and_recovers() -> None:
+    pace = Pace()
+    serve(pace, "wide", 200)
+    assert pace.now == pytest.approx(1.0)
+    serve(pace, "wide", 100, slower=2.0)
+    assert pace.now == pytest.approx(2.0, rel=0.2)
+    serve(pace, "wide", 100)
+    assert pace.now == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_size_keeps_its_usual_time_while_others_are_used() -> None:
+    """Else plain decoding, which is seldom tried, would count as slow as the passes in between."""
+    pace = Pace()
+    serve(pace, "plain", 100)
+    serve(pace, "wide", 5000)
+    serve(pace, "plain", 100)
+    assert pace.now == pytest.approx(1.0)
+
+
+def test_a_new_size_does_not_tell_the_pace() -> None:
+    pace = Pace()
+    serve(pace, "wide", 100)
+    pace.observe("plain", 5 * SECONDS["plain"])  # it allocates memory
+    serve(pace, "plain", SETTLED - 1)
+    assert pace.now == pytest.approx(1.0)
+    serve(pace, "plain", 100)
+    assert pace.now == pytest.approx(1.0, abs=0.1)
+
+
+def test_one_long_pass_says_little() -> None:
+    pace = Pace()
+    serve(pace, "plain", 100)
+    serve(pace, "plain", 1, slower=50.0)
+    assert pace.now == pytest.approx(1.05, abs=0.01)
