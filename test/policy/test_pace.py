@@ -11,7 +11,7 @@ SECONDS = {"wide": 0.3, "plain": 0.1}
 
 def serve(pace: Pace, size: str, passes: int, slower: float = 1.0) -> None:
     for _ in range(passes):
-        pace.observe(size, slower * SECONDS[size])
+        pace.observe(size, 1, slower * SECONDS[size])
 
 
 def test_the_pace_follows_a_machine_that_slows_down_and_recovers() -> None:
@@ -36,7 +36,7 @@ def test_a_size_keeps_its_usual_time_while_others_are_used() -> None:
 def test_a_new_size_does_not_tell_the_pace() -> None:
     pace = Pace()
     serve(pace, "wide", 100)
-    pace.observe("plain", 5 * SECONDS["plain"])  # it allocates memory
+    pace.observe("plain", 1, 5 * SECONDS["plain"])  # it allocates memory
     serve(pace, "plain", SETTLED - 1)
     assert pace.now == pytest.approx(1.0)
     serve(pace, "plain", 100)
@@ -48,3 +48,14 @@ def test_one_long_pass_says_little() -> None:
     serve(pace, "plain", 100)
     serve(pace, "plain", 1, slower=50.0)
     assert pace.now == pytest.approx(1.05, abs=0.01)
+
+
+def test_what_changes_with_the_use_is_not_the_machine() -> None:
+    """Wide passes were measured while the machine changed, or have become slower themselves."""
+    pace = Pace()
+    serve(pace, "plain", 100)
+    serve(pace, "wide", 100)
+    for _ in range(3):
+        serve(pace, "plain", 100)
+        serve(pace, "wide", 50, slower=1.8)
+    assert pace.now == pytest.approx(1.0, abs=0.05)

@@ -11,11 +11,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 COMMON = 0.1
-"""Weight of the latest pass in the pace."""
+"""Weight of the latest pass in the pace; after a change of use, in the usual time of its size."""
 OWN = 0.02
 """Weight of the latest pass in the usual time of its size; higher for the first passes."""
 SETTLED = 20
-"""Passes of a size from which further ones tell the pace."""
+"""Passes of a size, and passes since a change of use, from which further ones tell the pace."""
 MOST = 0.5
 """Largest share by which a pass counts as slower or faster than expected."""
 
@@ -31,20 +31,37 @@ class _Size:
 
 
 class Pace:
-    """Compares passes of all sizes with earlier passes of the same size."""
+    """Compares passes of all sizes with earlier passes of the same use and size.
+
+    The machine hardly changes from one pass to the next. So what the first passes after a change of
+    use take more or less than usual is the cost of this use, and what later ones do is the machine.
+    """
 
     def __init__(self) -> None:
+        self._use: Hashable = None
+        """Use of the latest pass."""
+        self._since = 0
+        """Number of passes since the use changed."""
         self._sizes: dict[Hashable, _Size] = {}
         self.now = 1.0
         """Present time of passes over their usual time."""
 
-    def observe(self, size: Hashable, seconds: float) -> None:
-        """Record a pass; all passes of one `size` take equally long on a machine at one pace."""
-        found = self._sizes.setdefault(size, _Size(seconds / self.now))
+    def observe(self, use: Hashable, size: Hashable, seconds: float) -> None:
+        """Record a pass.
+
+        All passes of one `use` and `size` take equally long on a machine at one pace.
+        """
+        self._since = self._since + 1 if use == self._use else 1
+        self._use = use
+        found = self._sizes.setdefault((use, size), _Size(seconds / self.now))
         found.seen += 1
+        own = OWN
         error = seconds / (found.usual_s * self.now) - 1.0
         if found.seen > SETTLED:
             error = min(max(error, -MOST), MOST)
-            self.now *= 1.0 + COMMON * error
+            if self._since > SETTLED:
+                self.now *= 1.0 + COMMON * error
+            else:
+                own = COMMON
         if found.seen > 1:  # the first pass of a size allocates memory, so the second replaces it
-            found.usual_s *= 1.0 + max(OWN, 1 / (found.seen - 1)) * error
+            found.usual_s *= 1.0 + max(own, 1 / (found.seen - 1)) * error

@@ -188,7 +188,7 @@ class CoreUse:
             if nodes
         )
         bs = len(accepted)
-        self._pace.observe((self._use, bs, round(2 * math.log2(trees.rows / bs))), seconds)
+        self._pace.observe(self._use, (bs, round(2 * math.log2(trees.rows / bs))), seconds)
         pace = self._pace.now
         plain_rate = bs * pace / self._times.seconds(bs, 1)
         has_steps = trees.count_by_source()[Source.STEP] > 0
