@@ -1,5 +1,6 @@
 """Decisions on each pass: drafts, width, pipeline and waits; the sidecar of a request."""
 
+from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.last_requests import LastRequests
@@ -18,6 +19,7 @@ __all__ = [
     "GPU_COST",
     "LADDER",
     "PASS_ROWS",
+    "AnswerKind",
     "Choice",
     "Credit",
     "DraftDeadline",

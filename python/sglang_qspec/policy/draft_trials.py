@@ -6,8 +6,8 @@ way, for example without any draft, and keeps the way that gives the most tokens
 also counts what no prediction knows: the work between two passes, the cores and the memory
 bandwidth that a sidecar takes from its target.
 
-Batches of one binary order of magnitude share a decision, and begin with that of smaller or larger
-batches.
+Batches of one kind of answers and one binary order of magnitude share a decision. They begin with
+what is known of other sizes of their kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.forecast import Forecast
 from sglang_qspec.policy.trial_level import CLEAR, DraftUse, TrialLevel
 
@@ -28,13 +29,21 @@ running requests first, and with large models that takes seconds."""
 SETTLE_S = 0.25
 """Seconds of decoding after a change in which no other change comes; at most each warm-up."""
 PATIENCE_S = 1.0
-"""Seconds of decoding at one order of magnitude before the sidecar gets the target's cores. At the
-end of a load batches shrink within a second, and a sidecar that must read the running texts first
-would draft for none of them in time."""
+"""Seconds of decoding, after a batch has changed its order of magnitude, before the sidecar gets
+the target's cores, unless new requests have come. At the end of a load batches shrink within a
+second, and a sidecar that must read the running texts first would draft for none of them in
+time."""
 FEW = 4
 """Batch size below which the sidecar has cores of its own before anything is measured, if the
 target doubles its cores without it. With a smaller ratio the limit is higher, because these cores
 are worth less to the target."""
+FALL = 0.18
+"""Power of the batch size with which, as is assumed, the worth of the sidecar's drafts falls. They
+are worth the target's cores below `FEW` requests, or what corresponds to it."""
+MOST = 1.05
+"""Largest factor that is assumed before any measurement: only the order counts."""
+LOOKUPS = 1.02
+"""Assumed rate with lookups over that of plain decoding."""
 FORECAST_EVERY = 4
 """Rounds between two forecasts for a batch size before it is measured; each takes some 2 ms."""
 SLACK = 0.75
@@ -64,34 +73,46 @@ class DraftTrials:
         self._uses = (ALL, NONE) if ratio is None else (ALL, TEXTS, NONE)
         self._warm_up_s = dict(WARM_UP_S)
         """Seconds of the latest warm-up of each use."""
-        self._levels: dict[int, TrialLevel] = {}
-        self._level = self._enter(1)
+        self._levels: dict[tuple[AnswerKind, int], TrialLevel] = {}
+        self._level = self._enter(AnswerKind.MIXED, 1)
         """The level of the present round."""
-        self._requests = 1
-        """Batch size of the present round."""
         self._use = ALL
         """The use of the present round."""
         self._since = math.inf
         """Seconds of decoding since the use changed; infinite before any change."""
         self._stay = 0.0
-        """Seconds of decoding since the level changed."""
+        """Seconds of decoding since the level changed; infinite after new requests."""
         self._cold_s: float | None = 0.0
         """Seconds for which ALL has been used without a step draft; None after the first one."""
+        self._arrived = False
+        """Whether new requests have come since the last round."""
 
     @property
     def tries(self) -> bool:
         """Whether the use of the present round is only tried."""
         return self._level.trial is not None
 
-    def choose(self, requests: int, *, plain: bool = True) -> DraftUse:
-        """The drafts of the next round over `requests`; NONE only if `plain` rounds are allowed."""
-        # The level changes only if the batch is clearly smaller or larger.
-        if not SLACK * self._level.least <= requests < 2 * self._level.least / SLACK:
-            self._level, self._stay = self._enter(1 << requests.bit_length() - 1), 0.0
-        self._requests = requests
-        if TEXTS in self._uses and not self._level.rates and self._level.use is ALL:
+    def arrive(self) -> None:
+        """Note that new requests come, so that the next round is not the end of a load."""
+        self._arrived = True
+
+    def choose(
+        self, requests: int, *, kind: AnswerKind = AnswerKind.MIXED, plain: bool = True
+    ) -> DraftUse:
+        """The drafts of the next round over `requests` of this kind.
+
+        NONE only if `plain` rounds are allowed.
+        """
+        # The level changes only if the batch is of another kind, or clearly smaller or larger.
+        near = SLACK * self._level.least <= requests < 2 * self._level.least / SLACK
+        if kind is not self._level.kind or not near:
+            self._level = self._enter(kind, 1 << requests.bit_length() - 1)
+            self._stay = 0.0
+        if self._arrived:
+            self._stay, self._arrived = math.inf, False
+        if TEXTS in self._uses and not self._level.measured and self._level.use is ALL:
             if self._level.unmeasured % FORECAST_EVERY == 0:
-                self._spare()
+                self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
         self._level.allow(plain=plain)
         wanted = self._level.wanted
@@ -101,33 +122,37 @@ class DraftTrials:
             self._use, self._since, self._cold_s = wanted, 0.0, 0.0
         return self._use
 
-    def _spare(self) -> None:
-        """Leave the target its cores, if the sidecar's drafts are clearly worth less to it.
+    def _enter(self, kind: AnswerKind, least: int) -> TrialLevel:
+        """The level of a kind of batches from `least` requests on."""
+        level = self._levels.get((kind, least))
+        if level is None:
+            assumed = self._assumed(kind, least)
+            level = TrialLevel(kind, least, self._uses, self._warm_up_s, assumed)
+            self._levels[kind, least] = level
+        elif not level.measured and not level.passes:
+            level.begin(self._assumed(kind, least))
+        return level
 
-        They are measured later, when a trial of them loses little.
+    def _assumed(self, kind: AnswerKind, least: int) -> dict[DraftUse, float]:
+        """Rates of the uses in proportion to each other, before a level is measured.
+
+        They follow the nearest level of the same kind that is measured. Before that, the sidecar's
+        drafts are assumed to pay up to `FEW` requests, unless a forecast says that they are clearly
+        worth less than the cores. Then they are measured when a trial of them loses little.
         """
-        found = self._forecast(self._requests)
+        measured = [
+            level
+            for (other, size), level in self._levels.items()
+            if other is kind and size != least and len(level.measured) > 1
+        ]
+        if measured:
+            near = min(measured, key=lambda lv: (abs(math.log2(lv.least / least)), lv.least))
+            return near.rates | {ALL: near.rates[ALL] * (near.least / least) ** FALL}
+        drafts = min(MOST, (self._few / least) ** FALL)
+        found = self._forecast(least)
         if found is not None and found.drafts < CLEAR * found.plain:
-            self._level.use = TEXTS
-
-    def _enter(self, least: int) -> TrialLevel:
-        if least not in self._levels:
-            self._levels[least] = TrialLevel(least, self._first(least), self._uses, self._warm_up_s)
-        return self._levels[least]
-
-    def _first(self, least: int) -> DraftUse:
-        """The use of batches from `least` requests on before any of them is measured.
-
-        Drafts are worth more with fewer requests, so measured decisions of other levels tell.
-        """
-        measured = sorted(
-            (level for level in self._levels.values() if level.measured), key=lambda lv: lv.least
-        )
-        smaller = [level.use for level in measured if level.least < least]
-        if smaller and smaller[-1] is not ALL:
-            return smaller[-1]
-        larger = [level.use for level in measured if level.least > least]
-        return ALL if least < self._few or ALL in larger else TEXTS
+            drafts = found.drafts / found.plain
+        return {ALL: drafts, TEXTS: LOOKUPS, NONE: 1.0}
 
     def skip(self, seconds: float) -> None:
         """Record a decode pass that says nothing about the uses."""
@@ -154,12 +179,10 @@ class DraftTrials:
         is_cold = self._warms_up(seconds, has_steps=has_steps)
         if is_cold or self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
             return
-        level.passes += 1
-        level.seconds += seconds
-        level.tokens += tokens
-        level.drafted += drafted
+        level.observe(tokens, drafted, seconds)
         if level.is_over:
-            level.conclude(self._predicted(plain_rate))
+            level.assumed = self._assumed(level.kind, level.least)
+            level.conclude(self._most_texts(plain_rate))
 
     def _warms_up(self, seconds: float, *, has_steps: bool) -> bool:
         """Whether a pass of `seconds` belongs to the time before the sidecar's first step draft."""
@@ -171,19 +194,18 @@ class DraftTrials:
             self._cold_s = None
         return True
 
-    def _predicted(self, plain_rate: float) -> dict[DraftUse, float]:
-        """Predicted tokens per second of other uses; that of TEXTS is an upper limit."""
+    def _most_texts(self, plain_rate: float) -> float:
+        """The most tokens per second that TEXTS can give; infinite where nothing tells.
+
+        The target speeds up by the ratio at most, and only the sidecar's drafts go.
+        """
         level = self._level
-        ratio = self._ratio if self._ratio is not None and self._use is ALL else 1.0
+        if self._use is not ALL or self._ratio is None:
+            return math.inf
         others = (level.tokens - level.drafted) / level.seconds
-        predicted = {NONE: ratio * plain_rate}
-        if self._use is ALL:
-            # The target speeds up by the ratio at most, and only the sidecar's drafts go.
-            predicted[TEXTS] = ratio * max(plain_rate, others)
-        elif (found := self._forecast(self._requests)) is not None:
-            predicted[ALL] = found.drafts
-        return predicted
+        return self._ratio * max(plain_rate, others)
 
     def describe(self) -> list[dict[str, Any]]:
         """The levels that have measurements, for /server_info."""
-        return [level.describe() for _, level in sorted(self._levels.items()) if level.rates]
+        levels = sorted(self._levels.values(), key=lambda level: (level.kind.value, level.least))
+        return [level.describe() for level in levels if level.measured]

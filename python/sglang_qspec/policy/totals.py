@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.positions import Positions
 from sglang_qspec.trie import DraftTrees, Source
@@ -58,8 +59,16 @@ class Totals:
         """Passes that ran without a CUDA graph; on a CPU, or with graphs disabled, all passes."""
         self.early_passes = 0
         """Passes that were launched before the host knew the tokens of the last pass."""
-        self.agreement = FIRST_AGREEMENT
-        """Moving average: fraction of step-draft tokens that are right after a right prefix."""
+        self.kind = AnswerKind.MIXED
+        """Kind of the batch of the latest decoding round."""
+        self._agreements = dict.fromkeys(AnswerKind, FIRST_AGREEMENT)
+        """Values of `agreement` by kind."""
+
+    @property
+    def agreement(self) -> float:
+        """Moving average for batches of the present kind: the fraction of step-draft tokens that
+        are right after a right prefix."""
+        return self._agreements[self.kind]
 
     def record(self, trees: DraftTrees, accepted: Sequence[Sequence[int]]) -> None:
         """Count one verify pass over `trees`; `accepted` has the accepted nodes of each tree."""
@@ -101,6 +110,7 @@ class Totals:
             "positions": self.positions.describe(),
             "eager_passes": self.eager_passes,
             "early_passes": self.early_passes,
+            "answer_kind": self.kind.value,
             "step_agreement": self.agreement,
             "target_cpus": self.target_cpus,
             "target_slowdown": self.target_slowdown,
@@ -113,4 +123,4 @@ class Totals:
         """Update `agreement` with `confirmed` right tokens, and with a wrong token if `missed`."""
         weight = MEMORY * (confirmed + missed)
         share = confirmed / (confirmed + missed)
-        self.agreement += min(weight, 1.0) * (share - self.agreement)
+        self._agreements[self.kind] += min(weight, 1.0) * (share - self.agreement)

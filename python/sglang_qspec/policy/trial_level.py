@@ -1,7 +1,7 @@
-"""The measurements that decide which drafts batches of about one size use.
+"""The measurements that decide which drafts batches of one kind and of about one size use.
 
-A trial serves a window of decoding in another way than the present decision, and the output tokens
-per second of both are compared.
+A trial serves a window of decoding in another way than the present decision. What was measured of
+each way fades with the time of decoding, and the way with the most output tokens per second wins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 from typing import Any
+
+from sglang_qspec.policy.answer_kind import AnswerKind
 
 logger = logging.getLogger(__name__)
 
@@ -41,55 +43,74 @@ WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
 """Seconds of decoding that are measured as a whole. Plain passes differ least."""
 FEWEST = 8
 """Number of passes that a window has at least, however long they are."""
-FIRST_GAP, LONGEST_GAP = {ALL: 16, TEXTS: 2, NONE: 6}, 128
+MEMORY_S = 30.0
+"""Seconds of decoding in which measurements fade to 1/e, because texts change."""
+KEPT_S = 1.5
+"""Seconds of each use that do not fade: its last measurements count until it is tried again."""
+FIRST_GAP, LONGEST_GAP = {ALL: 3, TEXTS: 2, NONE: 6}, 64
 """Time between two trials of another use, in windows of that use: FIRST_GAP at first, then four
 times the last gap, up to LONGEST_GAP. The shorter a trial, the sooner it comes."""
 LOSS = 0.01
 """Share of the decoding time that the trials of one use may lose, by what is known of its rate."""
 CLEAR = 0.85
-"""Share of the present use's rate below which a third of a window ends a trial, of the tried one's
-rate below which the present use gives way at once, and of the rate without drafts below which a
-forecast of the sidecar's drafts decides."""
-WEIGHT = 0.5
-"""Weight of the latest window in the rate of a use."""
+"""Share of the present use's rate below which a third of a window ends a trial, and of the rate
+without drafts below which a forecast of the sidecar's drafts decides."""
 MARGIN = 1.03
 """Factor by which another use must be faster to replace the present one."""
-EAGER = 0.25
-"""Excess of the last known rate of another use over MARGIN times the present one at which a trial
-of it is due after one window: the texts or the machine have changed, or an earlier trial misled."""
-STALE = 8
-"""Windows of a use after which its measured rate says nothing about the next one."""
 COMPARISONS = 8
 """Number of the latest comparisons with plain decoding that are shown."""
 
 
 @dataclass
-class TrialLevel:
-    """Measurements and decision for batch sizes of one binary order of magnitude."""
+class Served:
+    """What was decoded with one use; the latest windows count most."""
 
+    tokens: float = 0.0
+    """Output tokens."""
+    seconds: float = 0.0
+    """Their time."""
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Add a window."""
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def fade(self, seconds: float) -> None:
+        """Let the measurements fade for these seconds of decoding."""
+        if self.seconds > KEPT_S:
+            share = max(math.exp(-seconds / MEMORY_S), KEPT_S / self.seconds)
+            self.tokens, self.seconds = share * self.tokens, share * self.seconds
+
+
+@dataclass
+class TrialLevel:
+    """Measurements and decision for batches of a kind, of one binary order of magnitude."""
+
+    kind: AnswerKind
     least: int
     """Smallest batch size."""
-    use: DraftUse
-    """The decision."""
     uses: Sequence[DraftUse]
     """All uses that are tried."""
     warm_up_s: Mapping[DraftUse, float]
     """Seconds of the latest warm-up of each use."""
+    assumed: Mapping[DraftUse, float]
+    """Rates of the uses in proportion to each other, as other levels or predictions tell them."""
+    use: DraftUse = ALL
+    """The decision."""
     trial: DraftUse | None = None
     """The use that is being tried in place of the decision."""
     plain: bool = True
     """Whether rounds without drafts are allowed now."""
-    rates: dict[DraftUse, float] = field(default_factory=dict)
-    """Output tokens per second by use: moving averages over windows."""
+    served: dict[DraftUse, Served] = field(
+        default_factory=lambda: {use: Served() for use in DraftUse}
+    )
+    """The measurements of each use."""
     gaps: dict[DraftUse, int] = field(default_factory=lambda: dict(FIRST_GAP))
     """Windows before the next trial of each use."""
     since: dict[DraftUse, float] = field(default_factory=lambda: dict.fromkeys(DraftUse, 0.0))
     """Measured seconds since the last trial of each use."""
     last_rate: float = 0.0
     """Output tokens per second of the decision's last window."""
-    tried: tuple[DraftUse, float] | None = None
-    """A use that was somewhat faster in its trial than the decision in the window before, and its
-    rate there; the window after the trial decides."""
     over_none: deque[float] = field(default_factory=lambda: deque(maxlen=COMPARISONS))
     """Rates with drafts over rates without, of the latest comparisons."""
     pass_seconds: float = 0.0
@@ -105,6 +126,14 @@ class TrialLevel:
     drafted: int = 0
     """Those that the sidecar drafted."""
 
+    def __post_init__(self) -> None:
+        self.begin(self.assumed)
+
+    def begin(self, assumed: Mapping[DraftUse, float]) -> None:
+        """Decide by these `assumed` rates, before anything is measured."""
+        self.assumed = assumed
+        self.use = max(self.uses, key=self.assumed.__getitem__)
+
     @property
     def wanted(self) -> DraftUse:
         """The use of the present window."""
@@ -115,123 +144,121 @@ class TrialLevel:
         self.plain = plain
         if plain or self.wanted is not NONE:
             return
-        self.trial = self.tried = None
+        self.trial = None
         if self.use is NONE:
             self.use = self.uses[-2]
         self._clear()
 
     @property
-    def measured(self) -> bool:
-        """Whether the decision follows from measurements of at least two uses."""
-        return len(self.rates) > 1
+    def measured(self) -> Sequence[DraftUse]:
+        """The uses that have measurements."""
+        return [use for use in self.uses if self.served[use].seconds > 0.0]
+
+    @property
+    def rates(self) -> dict[DraftUse, float]:
+        """Output tokens per second of each use: measured, or assumed in proportion to these.
+
+        Without any measurement they are the assumed ones.
+        """
+        tokens = sum(self.served[use].tokens for use in self.uses)
+        expected = sum(self.assumed[use] * self.served[use].seconds for use in self.uses)
+        scale = tokens / expected if expected else 1.0
+        return {
+            use: served.tokens / served.seconds if served.seconds else scale * self.assumed[use]
+            for use, served in ((use, self.served[use]) for use in self.uses)
+        }
+
+    def observe(self, tokens: int, drafted: int, seconds: float) -> None:
+        """Record a pass of the present window, as `DraftTrials.observe` describes it."""
+        self.passes += 1
+        self.seconds += seconds
+        self.tokens += tokens
+        self.drafted += drafted
 
     @property
     def is_over(self) -> bool:
         """Whether the present window ends now: it is full, or a trial is clearly slower."""
         share = min(self.seconds / WINDOW_S[self.wanted], self.passes / FEWEST)
-        if share >= 1.0:
-            return True
-        slower = self.tokens < CLEAR * self.rates.get(self.use, 0.0) * self.seconds
-        return self.trial is not None and slower and share >= 1 / 3
+        if share >= 1.0 or self.trial is None:
+            return share >= 1.0
+        return share >= 1 / 3 and self.tokens < CLEAR * self.rates[self.use] * self.seconds
 
-    def conclude(self, predicted: dict[DraftUse, float]) -> None:
+    def conclude(self, most_texts: float) -> None:
         """End a window, and with it a trial, or begin one.
 
-        `predicted` has the tokens per second that other uses may give, as far as that is known. For
-        TEXTS it is an upper limit.
+        TEXTS give at most `most_texts` tokens per second.
         """
         rate = self.tokens / self.seconds
-        if self.trial is not None:
-            self._end_trial(rate)
-        else:
-            before, self.last_rate = self.last_rate, rate
-            self.pass_seconds = self.seconds / self.passes
-            self.rates[self.use] = self._average(rate)
+        for each in self.served.values():
+            each.fade(self.seconds)
+        self.served[self.wanted].add(self.tokens, self.seconds)
+        tried, self.trial = self.trial, None
+        if tried is None:
+            self.last_rate, self.pass_seconds = rate, self.seconds / self.passes
             for other in self.since:
                 self.since[other] += self.seconds
-            if self.tried is None:
-                self.trial = self._next_trial(predicted)
-            else:
-                self._decide(max(before, rate))
-                self.tried = None
+        else:
+            self.since[tried] = 0.0
+            self._compare(tried, rate)
+        rates = {use: each for use, each in self.rates.items() if self.plain or use is not NONE}
+        best = max(rates, key=rates.__getitem__)
+        if rates[best] > MARGIN * rates[self.use]:
+            self._decide(best, rates)
+        elif tried is not None:
+            self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP)
+        else:
+            self.trial = self._next_trial(rates, most_texts)
         self._clear()
 
     def _clear(self) -> None:
         """Begin a window."""
         self.passes, self.seconds, self.tokens, self.drafted = 0, 0.0, 0, 0
 
-    def _average(self, rate: float) -> float:
-        before = self.rates.get(self.wanted, rate)
-        stale = self.trial is not None and self.since[self.trial] > STALE * WINDOW_S[self.trial]
-        return rate if stale else before + WEIGHT * (rate - before)
-
-    def _next_trial(self, predicted: dict[DraftUse, float]) -> DraftUse | None:
+    def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
         """The use to try in the next window, if one is due."""
         due = {
-            other: self.since[other] / self._gap(other, predicted.get(other))
-            for other in self.uses
-            if other is not self.use and (self.plain or other is not NONE)
+            other: self.since[other] / self._gap(other, rates)
+            for other in rates
+            if other is not self.use
+            and not (other is TEXTS and rates[self.use] > MARGIN * most_texts)  # it cannot win
         }
         latest = max(due, key=due.__getitem__, default=None)
         return latest if latest is not None and due[latest] >= 1.0 else None
 
-    def _gap(self, other: DraftUse, predicted: float | None) -> float:
+    def _gap(self, other: DraftUse, rates: Mapping[DraftUse, float]) -> float:
         """Seconds before the next trial of a use, so that its trials lose at most `LOSS`."""
         window = max(WINDOW_S[other], FEWEST * self.pass_seconds)
-        gap = self.gaps[other] * window
-        known = self.rates.get(other, predicted)
-        if known is None:
-            return gap
-        present = self.rates[self.use]
-        if other is TEXTS and predicted is not None and present > MARGIN * predicted:
-            return math.inf  # it cannot win
-        if (excess := known / present - MARGIN) > 0.0 and other in self.rates:
-            eager = min(1.0, excess / EAGER)
-            return gap + eager * (WINDOW_S[self.use] - gap)
-        lost = max(0.0, 1.0 - known / present) * (self.warm_up_s[other] + window / 3)
-        return max(gap, lost / LOSS)
+        slower = max(0.0, 1.0 - rates[other] / rates[self.use])
+        return max(self.gaps[other] * window, slower * (self.warm_up_s[other] + window / 3) / LOSS)
 
-    def _end_trial(self, rate: float) -> None:
-        """End a trial that gave this rate."""
-        assert self.trial is not None
-        self.rates[self.trial] = self._average(rate)
-        self.tried, self.trial = (self.trial, rate), None
-        self.since[self.tried[0]] = 0.0
-        if not MARGIN * self.last_rate < rate < self.last_rate / CLEAR:
-            self._decide(self.last_rate)
-            self.tried = None
+    def _compare(self, tried: DraftUse, rate: float) -> None:
+        """Note what drafts were worth, if they or plain decoding had a trial that gave `rate`."""
+        if NONE in (tried, self.use) and min(rate, self.last_rate) > 0.0:
+            ratio = rate / self.last_rate
+            self.over_none.append(1.0 / ratio if tried is NONE else ratio)
 
-    def _decide(self, present: float) -> None:
-        """Decide whether the use that was tried replaces the decision, which gave `present`.
-
-        The machine and the texts change with time. So a use that is not clearly faster must be
-        faster than the decision both in the window before its trial and in the window after it.
-        """
-        assert self.tried is not None
-        tried, rate = self.tried
-        if NONE in (tried, self.use) and min(rate, present) > 0.0:
-            self.over_none.append(present / rate if tried is NONE else rate / present)
-        if rate <= MARGIN * present:
-            self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP)
-            return
-        self.use, self.gaps, self.last_rate = tried, dict(FIRST_GAP), rate
-        self.since = dict.fromkeys(DraftUse, 0.0)
+    def _decide(self, use: DraftUse, rates: Mapping[DraftUse, float]) -> None:
+        """Use these drafts from now on."""
         logger.info(
-            "Batches of %d to %d requests: %s, for %.0f tokens/s instead of %.0f.",
+            "Batches of %d to %d requests (%s): %s, for %.0f tokens/s instead of %.0f.",
             self.least,
             2 * self.least - 1,
-            DESCRIPTION[tried],
-            rate,
-            present,
+            self.kind.value,
+            DESCRIPTION[use],
+            rates[use],
+            rates[self.use],
         )
+        self.use, self.gaps, self.last_rate = use, dict(FIRST_GAP), rates[use]
+        self.since = dict.fromkeys(DraftUse, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """The level for /server_info."""
-        ratios = sorted(self.over_none)
+        ratios, rates = sorted(self.over_none), self.rates
         return {
+            "kind": self.kind.value,
             "requests": [self.least, 2 * self.least - 1],
             "drafts": self.use.value,
-            "tokens_per_s": {use.value: round(rate, 1) for use, rate in self.rates.items()},
+            "tokens_per_s": {use.value: round(rates[use], 1) for use in self.measured},
             "over_none": round(median(ratios), 3) if ratios else None,
             "over_none_range": [round(ratio, 3) for ratio in (ratios[0], ratios[-1])]
             if ratios

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from sglang_qspec.engine.passes.decide import core_use
 from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.policy import DraftUse, PassCost, PassTimes
+from sglang_qspec.policy import AnswerKind, DraftUse, PassCost, PassTimes
 from sglang_qspec.policy.draft_trials import FORECAST_EVERY
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
@@ -323,6 +324,44 @@ def test_rounds_have_drafts_only_while_these_give_more_tokens(
     fixed = replace(RUNTIME, fixed_width=True)
     target.serve(3, fixed)
     assert set(target.serve(200, fixed)) == {ALL}
+
+
+@pytest.mark.parametrize("period", [300, 700])
+def test_a_machine_that_changes_its_speed_changes_no_decision(
+    divided: CoreUse, period: int
+) -> None:
+    """Drafts give a fifth more tokens per second, whatever the speed in their last windows was."""
+    found = []
+    for round_ in range(3000):
+        found.append(divided.enter(REQUESTS, RUNTIME))
+        drafts = found[-1] is ALL
+        seconds = (0.125 if drafts else 0.1) * 2.2 ** math.sin(2 * math.pi * round_ / period)
+        right = (1, 0)[round_ % 2] if drafts else 0
+        nodes = [[1][:right]] * REQUESTS
+        source = Source.STEP if drafts else Source.PROMPT
+        divided._times.observe(REQUESTS, 4, seconds)
+        divided.observe(trees_of(source), nodes, (1 + right) * REQUESTS, seconds)
+    assert found[1000:].count(ALL) > 0.9 * len(found[1000:])
+
+
+def test_kinds_of_answers_have_trials_and_an_agreement_of_their_own(divided: CoreUse) -> None:
+    totals = divided._speculator.totals
+    steps = trees_of(Source.STEP)
+    for kind, right in ((AnswerKind.GREEDY, 3), (AnswerKind.GRAMMAR, 0)) * 10:
+        for _ in range(100):
+            seconds = 0.15 if divided.enter(REQUESTS, RUNTIME, kind) is ALL else 0.1
+            nodes = [[1, 2, 3][: right if divided._use is ALL else 0]] * REQUESTS
+            if divided._use is ALL:
+                totals.record(steps, nodes)
+            divided._times.observe(REQUESTS, 4, seconds)
+            divided.observe(steps, nodes, sum(len(one) + 1 for one in nodes), seconds)
+    kinds = {level["kind"]: level["drafts"] for level in totals.describe()["draft_trials"]}
+    assert kinds["greedy"] == "all"
+    assert kinds["grammar"] != "all"
+    totals.kind = AnswerKind.GREEDY
+    assert totals.agreement > 0.8
+    totals.kind = AnswerKind.GRAMMAR
+    assert totals.agreement < 0.3
 
 
 def test_without_speculation_the_target_takes_all_cpus(divided: CoreUse) -> None:

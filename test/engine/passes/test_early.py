@@ -47,6 +47,8 @@ class Req:
         self.output_ids = [8]
         self.customized_info: dict[str, Any] | None = None
         self.multimodal_inputs: object | None = None
+        self.grammar: object | None = None
+        self.sampling_params = SimpleNamespace(top_k=1)
         self.is_retracted = False
         self.inflight_middle_chunks = 0
         self.ended = False
@@ -334,6 +336,15 @@ def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
     future_map.publish(slots, torch.tensor([41, 51]))
     future_map.resolve_seq_lens_cpu(batch)
     assert batch.seq_lens_cpu.tolist() == [41, 51]
+
+
+def test_the_kind_of_a_batch_is_that_of_its_answers(engine: Engine) -> None:
+    totals = engine.active.totals
+    for top_k, grammar, kind in ((1, None, "greedy"), (50, None, "sampled"), (1, "{}", "grammar")):
+        for req in engine.reqs:
+            req.sampling_params.top_k, req.grammar = top_k, grammar
+        engine.round()
+        assert totals.describe()["answer_kind"] == kind
 
 
 def test_the_roots_of_an_early_pass_are_no_tokens_of_the_text(engine: Engine) -> None:

@@ -107,6 +107,7 @@ def test_the_worth_of_drafts_is_shown_for_the_present_number_of_requests() -> No
         ({"drafts": "none"}, "off: 1.50 times plain decoding (1.40 to 1.62) at 2 to 3"),
         ({"over_none": None, "over_none_range": None}, None),
         ({"requests": [4, 7]}, None),
+        ({"kind": "grammar"}, None),
     ):
         lines = drawn(Interval(before, later(before, draft_trials=[{**trials, **changed}])))
         found = [line.removeprefix("drafts").strip() for line in lines if line[:7] == "drafts "]

@@ -28,7 +28,7 @@ from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
+from sglang_qspec.policy import AnswerKind, PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -205,7 +205,7 @@ class Leader:
             with guarded("planning a decoding round"):
                 self.speculator.poll()
                 rids = [req.rid for req in batch.reqs]
-                use = self._core_use.enter(len(rids), self._runtime)
+                use = self._core_use.enter(len(rids), self._runtime, _kind_of(batch))
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),
@@ -246,6 +246,20 @@ class Leader:
                     traced.look_up(self.speculator)
                 return proposal
         return None
+
+
+def _kind_of(batch: ScheduleBatch) -> AnswerKind:
+    """The kind of answers of a batch."""
+    return AnswerKind.of_batch(
+        [
+            AnswerKind.GRAMMAR
+            if req.grammar is not None
+            else AnswerKind.GREEDY
+            if req.sampling_params.top_k == 1  # SGLang's form of temperature 0
+            else AnswerKind.SAMPLED
+            for req in batch.reqs
+        ]
+    )
 
 
 def _is_independent(batch: ScheduleBatch) -> bool:

@@ -72,12 +72,13 @@ def _summary(interval: Interval) -> Table:
 
 
 def _worth(interval: Interval) -> str:
-    """What drafts are worth at the present number of requests; empty if it was not measured."""
+    """What drafts are worth for the present batch; empty if it was not measured."""
     now = interval.now
     running = now.value("live_requests") - now.value("waiting_requests")
     for trials in now.value("draft_trials"):
         least, most = trials["requests"]
-        if least <= running <= most and trials["over_none"] is not None:
+        present = least <= running <= most and trials["kind"] == now.value("answer_kind")
+        if present and trials["over_none"] is not None:
             low, high = trials["over_none_range"]
             used = "off: " if trials["drafts"] == "none" else ""
             return (

@@ -23,8 +23,9 @@ from sglang_qspec.config import PIPELINES
 from sglang_qspec.draft_source import OF_SIDECAR
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
-from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes
+from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse, PassTimes
 from sglang_qspec.policy.forecast import Forecast, forecast
+from sglang_qspec.policy.pace import Pace
 from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
@@ -53,6 +54,8 @@ class CoreUse:
         """The trials for which the present round is measured; None for none."""
         self._use = DraftUse.ALL
         """The drafts of the present round."""
+        self._pace = Pace()
+        """The machine's pace, by the passes that the trials count."""
         self._absent_s = 0.0
         """Seconds of decoding for which a sidecar that is not connected has kept its CPUs."""
         ratio: float | None = None
@@ -73,13 +76,16 @@ class CoreUse:
         """The trials of rounds in which the sidecar cannot draft, so that ALL stands for TEXTS."""
         speculator.totals.trials = self._trials
 
-    def enter(self, requests: int, settings: RuntimeSettings) -> DraftUse:
-        """Take the CPUs for a decode round, and return the drafts that it uses.
+    def enter(
+        self, requests: int, settings: RuntimeSettings, kind: AnswerKind = AnswerKind.MIXED
+    ) -> DraftUse:
+        """Take the CPUs for a decode round over a batch of this `kind`; return the drafts it uses.
 
         With a fixed pipeline of step drafts in `settings` the sidecar always drafts.
         """
         sidecar = self._speculator.sidecar
         self._settings = settings
+        self._speculator.totals.kind = kind
         if sidecar.ready:
             self._absent_s = 0.0
         drafts = settings.enabled and (
@@ -89,7 +95,7 @@ class CoreUse:
         self._use = DraftUse.ALL
         if self._measured is not None:
             self._speculator.totals.trials = self._measured
-            self._use = self._measured.choose(requests, plain=not settings.fixed_width)
+            self._use = self._measured.choose(requests, kind=kind, plain=not settings.fixed_width)
         if self._use is DraftUse.ALL and not drafts:
             self._use = DraftUse.TEXTS
         everything = self._use is not DraftUse.ALL
@@ -159,14 +165,19 @@ class CoreUse:
             self._speculator.totals.target_cpus = cores.use(everything=True)
 
     def enter_prefill(self, tokens: int) -> None:
-        """Take the CPUs for a pass over this number of prompt tokens."""
+        """Take the CPUs for a pass over this number of prompt tokens, of new requests."""
+        self._trials.arrive()
         if self._cores is not None and self._shares and tokens >= LONG:
             self._cores.use(everything=True)
 
     def observe(
         self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
     ) -> None:
-        """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`."""
+        """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`.
+
+        The trials count seconds of the machine's usual pace, so that uses which were measured at
+        different moments can be compared on a machine that is slower at times.
+        """
         if self._measured is None:
             self._trials.skip(seconds)
             if self._use is DraftUse.ALL:
@@ -178,9 +189,11 @@ class CoreUse:
             sources = trees.sources[rows, list(chain(*accepted))]
             drafted = int(np.isin(sources, list(OF_SIDECAR)).sum())
         bs = len(accepted)
-        plain_rate = bs / self._times.seconds(bs, 1)
+        self._pace.observe(self._use, (bs, round(2 * math.log2(trees.rows / bs))), seconds)
+        pace = self._pace.now
+        plain_rate = bs * pace / self._times.seconds(bs, 1)
         has_steps = trees.width > 1 and trees.count_by_source()[Source.STEP] > 0
-        self._measured.observe(tokens, drafted, seconds, plain_rate, has_steps=has_steps)
+        self._measured.observe(tokens, drafted, seconds / pace, plain_rate, has_steps=has_steps)
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)
 
