@@ -93,7 +93,7 @@ def joining(rid: str, **changes: Any) -> Any:
         {"custom_params": [1]},
         {"custom_params": {5: 1, "qspec_enabled": []}},
         *({"max_new_tokens": value} for value in (None, "x", 8.0)),
-        *({"stop_token_ids": value} for value in (5, frozenset(("x",)))),
+        *({"stop_token_ids": value} for value in (5, [2, "x"])),
         *({"priority": value} for value in ("x", None)),
         {"origin_input_ids_unpadded": None},
     ],
