@@ -69,7 +69,7 @@ def test_an_error_between_two_passes_costs_the_drafts_and_nothing_else(
         with ThreadPoolExecutor(len(prompts)) as pool:
             during = list(pool.map(lambda text: generate(server, text), prompts))
         assert state(server)["failed"]
-        assert server.log.count("Speculation failed while updating acceptance statistics;") == 1
+        assert server.log.count("Speculation failed while committing the tokens of a pass;") == 1
         until(lambda: not sidecar_processes(server))
         for prompt, answer in zip(prompts, during, strict=True):
             after = generate(server, prompt)
