@@ -27,6 +27,7 @@ KERNELS = (
 MOCKED = (
     "test/verify/test_devices.py",
     "test/engine/passes/test_fake_cuda.py",
+    "test/engine/passes/test_fake_launch.py",
     "test/engine/test_gpu_defaults.py",
     "test/benchmark/test_server_flags.py",
 )

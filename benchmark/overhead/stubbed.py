@@ -2,7 +2,7 @@
 
 The host then does all the work of a server's scheduler but the passes themselves. The target is a
 permutation of the token ids with one cycle, so no output repeats a token, and lookups find nothing.
-A pass is complete only once the host has waited for it: the fake device counts such waits.
+The fake device completes a pass when the host waits for it, and counts these waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def answer_of(prompt: Sequence[int], length: int) -> list[int]:
 
 @contextmanager
 def model() -> Iterator[str]:
-    """A folder with the configuration of a small model, whose weights do not matter."""
+    """A folder with the configuration of a small model, without weights."""
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(
             architectures=["LlamaForCausalLM"],
@@ -53,6 +53,36 @@ def model() -> Iterator[str]:
             max_position_embeddings=4096,
         ).save_pretrained(folder)
         yield folder
+
+
+def send(
+    scheduler: Any, number: int, prompt: Sequence[int], *, logprob: bool = False, **params: Any
+) -> None:
+    """Give SGLang's scheduler a request that is greedy by default, with this number as its id.
+
+    `prompt` has token ids, and `params` are sampling parameters.
+    """
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    sampling = SamplingParams(**{"temperature": 0, "ignore_eos": True, **params})
+    sampling.normalize(None)
+    scheduler.handle_generate_request(
+        TokenizedGenerateReqInput(
+            rid=str(number),
+            input_text="",
+            input_ids=array("q", prompt),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=logprob,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+    )
 
 
 class Device:
@@ -113,7 +143,7 @@ class Stubbed:
     """A scheduler of `requests` requests at most, with QSPEC or without speculation."""
 
     def __init__(self, model: str, *, qspec: bool, requests: int, **arguments: Any) -> None:
-        """`model` is a folder of `write_model`; `arguments` are SGLang's."""
+        """`model` is a folder that the function `model` made; `arguments` are SGLang's."""
         import sglang.srt.managers.scheduler as managers
         from sglang.srt.plugins import load_plugins
         from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
@@ -189,28 +219,8 @@ class Stubbed:
             setattr(owner, name, double)
 
     def add(self, prompt: Sequence[int], **params: Any) -> Any:
-        """Send a greedy request of these tokens; returns SGLang's request."""
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        sampling = SamplingParams(**{"temperature": 0, "ignore_eos": True, **params})
-        sampling.normalize(None)
-        self.scheduler.handle_generate_request(
-            TokenizedGenerateReqInput(
-                rid=str(next(self._numbers)),
-                input_text="",
-                input_ids=array("q", prompt),
-                input_embeds=None,
-                mm_inputs=None,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=False,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=False,
-            )
-        )
+        """Send a greedy request whose prompt has these token ids; returns SGLang's request."""
+        send(self.scheduler, next(self._numbers), prompt, **params)
         return self.scheduler.waiting_queue[-1]
 
     def run(self, each: Callable[[], bool]) -> None:

@@ -297,11 +297,7 @@ class Speculator:
         accepted: Sequence[Sequence[int]],
         bonus_ids: Sequence[int],
     ) -> None:
-        """Commit the tokens of a pass over `trees`, and report them to the sidecar.
-
-        `accepted` has the accepted nodes of each tree in order, `bonus_ids` the target's own token
-        after them.
-        """
+        """Commit the tokens of a pass, and report them to the sidecar, as `Drafts.commit`."""
         tokens = trees.token_ids.tolist()
         for row, rid in enumerate(rids):
             live = self._live.get(rid)

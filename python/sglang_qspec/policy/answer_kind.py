@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 SHARE = 0.75
-"""Share of a batch from which its kind is that of these requests."""
+"""A batch has a kind if at least this share of its requests has this kind."""
 
 
 class AnswerKind(Enum):

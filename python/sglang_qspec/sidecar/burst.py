@@ -93,7 +93,7 @@ def run(
     ends: Callable[[], bool] = lambda: False,
     queued: bool = False,
 ) -> Drawn:
-    """Run a burst, whose rows, last tokens and counts `Burst` describes.
+    """Run a burst. `Burst` describes `own`, `token_ids` and `counts`.
 
     Before each further pass it asks whether the burst `ends`. It asks when the device has run the
     last pass, or with `queued` the pass before the last one, so that the device need not wait for

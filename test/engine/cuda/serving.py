@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,16 +23,15 @@ import sglang_qspec  # noqa: F401  (supplies kernels that SGLang imports on a CP
 
 # isort: split
 import sglang.srt.managers.scheduler
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import SpawnRanks, get_exec, publish, spawn_world_rank
-from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
+from benchmark.overhead.stubbed import send
 from sglang_qspec.engine.cuda import backends
 from sglang_qspec.engine.passes.launch import batch_split, tree_attention
 from sglang_qspec.engine.passes.target_pass import Pass
@@ -210,26 +208,8 @@ class Serving:
         return batch, chains
 
     def _add(self, prompt: Sequence[int], params: dict[str, Any]) -> None:
-        params = {"temperature": 0, "max_new_tokens": LENGTH, "ignore_eos": True, **params}
-        logprob = bool(params.pop("logprob", False))
-        sampling = SamplingParams(**params)
-        sampling.normalize(None)
-        self._scheduler.handle_generate_request(
-            TokenizedGenerateReqInput(
-                rid=str(next(self._numbers)),
-                input_text="",
-                input_ids=array("q", prompt),
-                input_embeds=None,
-                mm_inputs=None,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=logprob,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=False,
-            )
-        )
+        params = {"max_new_tokens": LENGTH, **params}
+        send(self._scheduler, next(self._numbers), prompt, **params)
 
     def _step(self) -> None:
         """One iteration of SGLang's `event_loop_normal`."""

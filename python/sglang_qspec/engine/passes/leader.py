@@ -54,7 +54,8 @@ def speculator_of(
 
 
 MAX_LAG = 64
-"""Number of passes without drafts whose tokens are committed together."""
+"""Passes without drafts after which the server commits their tokens, if nothing needs the tokens
+earlier."""
 
 
 class Leader:
@@ -87,7 +88,7 @@ class Leader:
         self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
         """The plan of the next round, if `early` has made it."""
         self._unread = 0
-        """Number of the last passes whose tokens are not committed when they are settled."""
+        """Number of early passes since the last commit of tokens."""
         speculation.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
