@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark.harness.speculation import states_of
 from test.engine.awaiting import awaiting
 from test.engine.contract import Answers, Bodies, ServerContract
-from test.engine.server.running import COMMON, PLAIN, QSPEC, ask_all, connected, ids
+from test.engine.server.running import COMMON, PLAIN, QSPEC, ask_all, connected, ids, until
 from test.preloaded.server import Server
 
 pytestmark = [
@@ -75,13 +75,16 @@ def test_both_schedulers_give_the_same_answers(server: Server, expected: Answers
 
 def test_metrics_tell_the_schedulers_apart(server: Server) -> None:
     wanted = "sglang:qspec_sidecar_state"
-    ranks = {
-        sample.labels["dp_rank"]
-        for family in text_string_to_metric_families(server.get("/metrics/"))
-        for sample in family.samples
-        if sample.name == wanted and sample.labels["state"] == "ready" and sample.value == 1
-    }
-    assert ranks == {"0", "1"}
+
+    def ranks() -> set[str]:
+        return {
+            sample.labels["dp_rank"]
+            for family in text_string_to_metric_families(server.get("/metrics/"))
+            for sample in family.samples
+            if sample.name == wanted and sample.labels["state"] == "ready" and sample.value == 1
+        }
+
+    until(lambda: ranks() == {"0", "1"})  # each scheduler writes its series now and then
 
 
 class TestContract(ServerContract):

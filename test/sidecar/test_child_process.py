@@ -95,7 +95,8 @@ def test_prometheus_reads_the_figures_of_a_running_sidecar(
     served.link.send(Submit(3, [5, 6, 8], 0, 20, 2, 0.5, ignore_eos=True))
     served.until(lambda: {(3, 0), (3, 1)} <= served.finished)
     drafted = "qspec_sidecar_drafted_tokens_total"
-    until(lambda: series()[drafted] == before[drafted] + 40, "the tokens were not counted")
+    # Not exactly 40 more: `before` may be older than the last tokens of the test before.
+    until(lambda: series()[drafted] >= before[drafted] + 40, "the tokens were not counted")
     now = series()
     assert now["qspec_sidecar_servers"] == 1
     assert now["qspec_sidecar_kv_tokens_available"] > now["qspec_sidecar_kv_tokens"]
