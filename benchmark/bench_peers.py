@@ -7,7 +7,8 @@
 All servers may use all processors of the machine, except `qspec-pinned`, and those of
 `--pipelines`. `qspec` has a draft model and no other flag, and divides the processors by itself;
 `qspec-pinned` has one for the target and another one for the sidecar; `sglang` is SGLang without
-speculation; `lookups` is QSPEC without a draft model, and `steps` has step drafts in every round.
+speculation, and `sglang-again` a second server like it, to show the machine's noise; `lookups` is
+QSPEC without a draft model, and `steps` has step drafts in every round.
 The command line names the peers that run: vLLM, with and without its speculation by n-grams, by an
 interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of the target;
 OpenVINO GenAI, with and without its lookups, by an interpreter that has it and the same file. vLLM
@@ -22,11 +23,11 @@ A load is a number of requests in flight (`--levels`), a kind of answers, and an
 
 Answers are `greedy`, `sampled` (temperature 0.8, top-p 0.95), or greedy `json` by a schema. The
 default is a steady load of greedy answers; `--matrix` has all others for `qspec`, `sglang`,
-`lookups` and `steps`, which takes hours on a CPU. Peers have greedy answers only. With answers of
-one length and without speculation, all requests of a steady batch end in the same pass, and the
-next ones share a prefill, which is rare in service. `--spread 0.5` draws lengths from half to one
-and a half times that length. At the end of a load fewer requests are in flight, so `--prompts`
-should be some times the largest level.
+`sglang-again`, `lookups` and `steps`, which takes hours on a CPU. Peers have greedy answers only.
+With answers of one length and without speculation, all requests of a steady batch end in the same
+pass, and the next ones share a prefill, which is rare in service. `--spread 0.5` draws lengths from
+half to one and a half times that length. At the end of a load fewer requests are in flight, so
+`--prompts` should be some times the largest level.
 
 `--pipelines` compares the pipelines `auto`, `queue`, `ahead`, `sequential` and `halves` under
 queues of greedy answers, for each `--k` (draft tokens of a request in a pass); `peers.pipelines`
@@ -42,11 +43,12 @@ load.
 
 The last line is JSON. The smallest ratios of `qspec` in tokens per second are `worst_over_plain`,
 over `sglang`; `worst_over_best`, over the fastest of `sglang`, `lookups` and `steps` at each load;
-and `over_best_peer_min`, over the fastest peer. `mean_over_plain` has the geometric mean over all
-loads by server and by requests in flight. `loads` has the ratios of each load, and `rows` have
-speedups over `sglang`. Rows of pipelines also have `k`, `step_tokens`, `used` (share of the passes
-by pipeline), `over_none`, and `over_sequential` with its `bound`; `auto_over_best_min` is the
-smallest ratio of `auto` over another pipeline.
+and `over_best_peer_min`, over the fastest peer. `worst_again_over_plain` is the smallest ratio of
+`sglang-again` over `sglang`, which only noise makes differ from 1. `mean_over_plain` has the
+geometric mean over all loads by server and by requests in flight. `loads` has the ratios of each
+load, and `rows` have speedups over `sglang`. Rows of pipelines also have `k`, `step_tokens`, `used`
+(share of the passes by pipeline), `over_none`, and `over_sequential` with its `bound`;
+`auto_over_best_min` is the smallest ratio of `auto` over another pipeline.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ from benchmark.harness.summary import Summary
 from benchmark.peers.loads import ARRIVALS, QUEUED, STEADY, cells_of, prompts_of
 from benchmark.peers.pipelines import BASELINE, DESCRIPTIONS, HALVES, PIPELINES
 from benchmark.peers.servers import (
+    AGAIN,
     LOOKUPS,
     NAMES,
     OWN,
@@ -84,7 +87,7 @@ from benchmark.peers.summary import record_of, report_of
 NAME = "bench_peers"
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 MATRIX = {
-    "configs": (QSPEC, SGLANG, LOOKUPS, STEPS),
+    "configs": (QSPEC, SGLANG, AGAIN, LOOKUPS, STEPS),
     "levels": LEVELS,
     "arrivals": ARRIVALS,
     "samplings": tuple(SAMPLINGS),
@@ -190,7 +193,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
     if options.matrix and options.pipelines:
         parser.error("--matrix and --pipelines exclude each other")
-    parts = (LOOKUPS, STEPS, BASELINE, *PIPELINES)
+    parts = (AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
     usual = {
         "configs": [name for name in programs.names if name not in parts],
         "levels": LEVELS[:5],

@@ -15,11 +15,12 @@ from benchmark.harness.serving import Raw, checked
 from benchmark.peers.pipelines import BASELINE, PIPELINES
 from sglang_qspec.tools.ports import HOST
 
-QSPEC, PINNED, SGLANG, LOOKUPS, STEPS = "qspec", "qspec-pinned", "sglang", "lookups", "steps"
+QSPEC, PINNED, LOOKUPS, STEPS = "qspec", "qspec-pinned", "lookups", "steps"
+SGLANG, AGAIN = "sglang", "sglang-again"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
 OPENVINO, OPENVINO_LOOKUP = "openvino", "openvino-lookup"
-OWN = (QSPEC, PINNED, SGLANG, LOOKUPS, STEPS, BASELINE, *PIPELINES)
+OWN = (QSPEC, PINNED, SGLANG, AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
 """Names of the configurations of SGLang; all others are peers."""
 NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT, OPENVINO, OPENVINO_LOOKUP)
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}'
@@ -123,6 +124,8 @@ def configuration(name: str, settings: Settings, programs: Programs, width: int)
     """
     if name == SGLANG:
         return Configuration(name, settings)
+    if name == AGAIN:  # with a name of its own it has a process of its own
+        return Configuration(name, settings, ("--served-model-name", AGAIN))
     if name == BASELINE:
         return Configuration(name, settings, (), settings.target_cores)
     if name == LOOKUPS:

@@ -13,7 +13,7 @@ from benchmark.harness.summary import Load, Summary, table
 from benchmark.peers import pipelines
 from benchmark.peers.loads import STEADY
 from benchmark.peers.pipelines import PIPELINES
-from benchmark.peers.servers import LOOKUPS, NAMES, OWN, QSPEC, SGLANG, STEPS
+from benchmark.peers.servers import AGAIN, LOOKUPS, NAMES, OWN, QSPEC, SGLANG, STEPS
 
 HEADS = ("config", "in flight", "arrival", "sampling", "tokens/s", "speedup", "identical", "others")
 NOTE = (
@@ -49,6 +49,11 @@ def worst(summary: Summary, name: str) -> Ratio | None:
     return Ratio.smallest(ratios_of(summary, load)[name] for load in loads_of(summary))
 
 
+def noise(summary: Summary) -> Ratio | None:
+    """The smallest ratio of a second server without speculation to the first one."""
+    return Ratio.smallest(summary.ratio(AGAIN, SGLANG, load) for load in loads_of(summary))
+
+
 def means_of(summary: Summary, config: str) -> dict[int, float]:
     """Geometric means of the ratios of a server to plain SGLang, by requests in flight."""
     logs: dict[int, list[float]] = {}
@@ -70,6 +75,7 @@ def record_of(summary: Summary) -> dict[str, Any]:
     return {
         **ratio_record("worst_over_plain", worst(summary, "over_plain")),
         **ratio_record("worst_over_best", worst(summary, "over_best")),
+        **ratio_record("worst_again_over_plain", noise(summary)),
         **ratio_record("over_best_peer_min", worst(summary, "over_best_peer")),
         **ratio_record("auto_over_best_min", pipelines.auto_over_best(summary)),
         "mean_over_plain": {config: means_of(summary, config) for config in servers},
@@ -93,6 +99,7 @@ def report_of(summary: Summary) -> Report:
     tables = [ratios, table("Servers", others, HEADS, NOTE), pipelines.table_of(summary)]
     smallest = {
         "QSPEC over SGLang without speculation": worst(summary, "over_plain"),
+        "a second SGLang without speculation over the first": noise(summary),
         "QSPEC over the fastest peer": worst(summary, "over_best_peer"),
         "auto over the best other pipeline": pipelines.auto_over_best(summary),
     }

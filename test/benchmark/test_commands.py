@@ -32,8 +32,8 @@ COMMANDS: dict[str, tuple[list[str], int, set[str]]] = {
     ),
     "bench_peers": (
         ["--levels", "1", "4", "--rounds", "1", "--matrix", "--idle", "0"],
-        2 * 3 * 3 * 4,
-        {"worst_over_plain", "worst_over_best", "over_best_peer_min", "loads"},
+        2 * 3 * 3 * 5,
+        {"worst_over_plain", "worst_again_over_plain", "worst_over_best", "loads"},
     ),
     "bench_peers --pipelines": (
         ["--levels", "1", "2", "--rounds", "1", "--pipelines", "--k", "2", "4"],

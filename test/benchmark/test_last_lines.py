@@ -99,7 +99,7 @@ def test_worst_case_has_the_smallest_ratios() -> None:
 def test_peers_has_the_smallest_ratios_over_plain_over_the_best_and_over_the_fastest_peer() -> None:
     rates = {
         1: {"sglang": 100, "lookups": 120, "steps": 150, "qspec": 160, "vllm-ngram": 200},
-        16: {"sglang": 400, "lookups": 430, "steps": 200, "qspec": 420},
+        16: {"sglang": 400, "sglang-again": 360, "lookups": 430, "steps": 200, "qspec": 420},
     }
     runs = {
         Cell.of(number, name, in_flight=level, arrival="steady", sampling="greedy"): at(
@@ -113,6 +113,7 @@ def test_peers_has_the_smallest_ratios_over_plain_over_the_best_and_over_the_fas
     record = peers.record_of(summary)
     assert record["worst_over_plain"] == pytest.approx(1.05)
     assert record["worst_over_best"] == pytest.approx(0.977)
+    assert record["worst_again_over_plain"] == pytest.approx(0.9)
     assert record["over_best_peer_min"] == pytest.approx(0.8)
     few, many = record["loads"]
     assert (few["in_flight"], few["over_plain"], few["over_best"]) == (1, 1.6, 1.067)
