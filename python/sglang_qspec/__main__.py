@@ -9,6 +9,7 @@ qspec models compare --target T --draft D  measure what draft models would be wo
 qspec sidecar ...                          run a sidecar, which servers connect to
 qspec keys PATH                            write a key file for a tcp link
 qspec batch IN.jsonl --output OUT.jsonl    answer the lines of a file
+qspec serve-batches --folder F --url U     serve OpenAI's API of files and batches
 qspec complete "prompt"                    print a completion and the draft source of its text
 qspec show                                 serve a page that shows where each token comes from
 qspec top                                  show what a running server does
@@ -37,6 +38,10 @@ COMMANDS = {
     "batch": (
         "batch.command",
         "answer the lines of a file with a server of its own, or with running ones",
+    ),
+    "serve-batches": (
+        "serve_batches.command",
+        "serve OpenAI's API of files and batches with running servers",
     ),
     "complete": (
         "complete.command",

@@ -28,10 +28,15 @@ class Lines:
     skip_invalid: bool = False
     answered: Digests = field(default_factory=Digests)
     """The custom_ids of the lines to leave out."""
+    endpoint: str | None = None
+    """The only allowed endpoint of a line; None allows all."""
     total: int | None = None
     """Number of valid lines; None before `check`, and for an input that can be read once."""
     invalid: int = 0
     """Number of lines that were left out because they are not valid."""
+
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """Number and message of the first lines that are not valid, at most SHOWN of them."""
 
     def check(self) -> None:
         """Read the input once: count its lines, and check them and `answered`.
@@ -39,18 +44,8 @@ class Lines:
         Raises BatchError with the numbers of the first bad lines, or if the output has answers to
         other lines.
         """
-        valid = found = 0
-        bad: list[str] = []
-        seen = Digests()
-        for number, text in itertools.chain.from_iterable(self.source.parts()):
-            line = self._read(number, text, seen)
-            if isinstance(line, Line):
-                valid += 1
-                found += line.custom_id in self.answered
-            else:
-                self.invalid += 1
-                if len(bad) < SHOWN:
-                    bad.append(line)
+        found = self.scan()
+        bad = [f"line {number}: {message}" for number, message in self.bad]
         more = self.invalid - len(bad)
         bad += [f"and {more} more lines"] if more else []
         if bad and not self.skip_invalid:
@@ -64,7 +59,26 @@ class Lines:
                 f"{self.source.name} does not have; continue with the input that the output "
                 "belongs to"
             )
+
+    def scan(self) -> int:
+        """Read the input once: count its lines, and note those that are not valid.
+
+        Returns the number of lines that have an answer. Raises BatchError if the input cannot be
+        read.
+        """
+        valid = found = 0
+        seen = Digests()
+        for number, text in itertools.chain.from_iterable(self.source.parts()):
+            line = self._read(number, text, seen)
+            if isinstance(line, Line):
+                valid += 1
+                found += line.custom_id in self.answered
+            else:
+                self.invalid += 1
+                if len(self.bad) < SHOWN:
+                    self.bad.append((number, line))
         self.total = valid
+        return found
 
     async def unanswered(self) -> AsyncIterator[Line]:
         """The lines to ask, in the order of the input. Raises BatchError for a bad line.
@@ -79,7 +93,7 @@ class Lines:
                 if line.custom_id not in self.answered:
                     yield line
             elif self.total is None:
-                self._refuse(line)
+                self._refuse(f"line {number}: {line}")
 
     def _refuse(self, message: str) -> None:
         """Leave out a bad line of an input that was not checked, or raise BatchError."""
@@ -94,10 +108,12 @@ class Lines:
             if text is None:
                 raise ValueError(f"is longer than {MAX_LINE_BYTES >> 20} MiB")
             line = parse(number, text, self.max_tokens)
+            if self.endpoint not in (None, line.url):
+                raise ValueError(f"url is {line.url!r}, but must be {self.endpoint!r}")
             if not seen.add(line.custom_id):
                 raise ValueError(f"custom_id {line.custom_id!r} is that of an earlier line too")
         except ValueError as error:
-            return f"line {number}: {error}"
+            return str(error)
         except RecursionError:
-            return f"line {number}: has too many brackets inside each other"
+            return "has too many brackets inside each other"
         return line

@@ -13,7 +13,7 @@ from sglang_qspec.policy import rendezvous
 from sglang_qspec.tools.batch.line import Line
 
 LINES_AHEAD = 256
-"""Maximum number of lines that were read and that no server has yet."""
+"""Maximum number of lines of a file that were read and that no server has yet."""
 BYTES_AHEAD = 32 << 20
 """Maximum size of these lines; one line may be larger."""
 
@@ -26,7 +26,9 @@ class Pool:
     at once. A server without lines of its own takes lines of others when no more can be read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lines_ahead: int = LINES_AHEAD) -> None:
+        """`lines_ahead` is the maximum number of lines that were read and that no server has."""
+        self._lines_ahead = lines_ahead
         self._own: dict[str, deque[Line]] = {}
         """Lines by the name of their server; those of a lost server stay until another takes them.
         """
@@ -90,7 +92,7 @@ class Pool:
 
     @property
     def _has_room(self) -> bool:
-        return self._lines < LINES_AHEAD and self._bytes < BYTES_AHEAD
+        return self._lines < self._lines_ahead and self._bytes < BYTES_AHEAD
 
     def _park(self, line: Line) -> None:
         self._lines += 1
@@ -135,7 +137,7 @@ class Pool:
         line = queue.popleft()
         self._lines -= 1
         self._bytes -= len(line.body)
-        if 2 * self._lines < LINES_AHEAD and self._has_room:
+        if 2 * self._lines < self._lines_ahead and self._has_room:
             self._room.set()
             self.crowded.clear()
         if self._ended and not self._lines:

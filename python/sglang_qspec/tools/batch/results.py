@@ -97,7 +97,7 @@ def _record(line: Line, reply: Reply) -> bytes:
             "request_id": reply.request_id,
             "body": msgspec.Raw(reply.body),
         }
-    error = {"code": "failed", "message": reply.reason}
+    error = {"code": reply.code, "message": reply.reason}
     record = {
         "id": f"batch_req_{line.number}",
         "custom_id": line.custom_id,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from sglang_qspec.errors import ClientError, ServerLostError
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.pool import Pool
+from sglang_qspec.tools.batch.pool import LINES_AHEAD, Pool
 from sglang_qspec.tools.batch.server import LineServer, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,21 @@ class Runner:
     """
 
     def __init__(
-        self, servers: Sequence[LineServer], sink: Sink, *, permanent: int | None = None
+        self,
+        servers: Sequence[LineServer],
+        sink: Sink,
+        *,
+        permanent: int | None = None,
+        lines_ahead: int = LINES_AHEAD,
     ) -> None:
-        """`permanent` is the number of servers that stay; None means all."""
+        """`permanent` is the number of servers that stay; None means all.
+
+        `lines_ahead` is that of `Pool`.
+        """
         self._servers = servers
         self._permanent = servers[:permanent]
         self._sink = sink
-        self._pool = Pool()
+        self._pool = Pool(lines_ahead)
         self._failures: dict[int, int] = {}
         """Number of failed attempts of unsettled lines, by the number of the line."""
         self._lost: set[str] = set()

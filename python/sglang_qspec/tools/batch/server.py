@@ -34,6 +34,8 @@ class Reply:
     """JSON of the response."""
     reason: str = ""
     """Why there is no answer."""
+    code: str = "failed"
+    """Why there is no answer, in a word."""
     request_id: str = ""
     tokens: int = 0
     """Number of output tokens."""

@@ -1,0 +1,97 @@
+"""The command `qspec serve-batches`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import ipaddress
+from functools import partial
+from pathlib import Path
+
+from sglang_qspec import values
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools import declare
+from sglang_qspec.tools.batch.depth import MAX_DEPTH
+from sglang_qspec.tools.batch.http_server import HttpServer
+from sglang_qspec.tools.serve_batches import tenants
+from sglang_qspec.tools.serve_batches.files import Files
+from sglang_qspec.tools.serve_batches.store import Store
+
+DESCRIPTION = """Serve OpenAI's API of files and batches (/v1/files, /v1/batches) with running
+servers. docs/batches.md describes it."""
+TIMEOUT_S = 24 * 3600
+"""Maximum wait for an answer, in seconds; deadlines end most waits sooner."""
+NEEDED = ("starlette", "uvicorn", "python_multipart")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = partial(declare.value, parser)
+    add(
+        "--url",
+        f"address of a server; may be given several times (default: {declare.SERVER})",
+        metavar="URL",
+        action="append",
+    )
+    add("--folder", "folder of the files and the database", Path, "PATH", required=True)
+    add("--host", "address to listen on", metavar="ADDRESS", default="127.0.0.1")
+    add("--port", "port to listen on", values.whole(0, 65535), "PORT", default=30080)
+    add("--keys", "TOML file of the tenants and their keys", Path, "PATH")
+    add(
+        "--in-flight",
+        "number of lines that a server has at once, as of qspec batch",
+        values.whole(1, MAX_DEPTH),
+        "N",
+    )
+    strict = "let a batch fail at once if it cannot be done in its completion window"
+    declare.switch(parser, "--strict-deadlines", strict)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal. Raises ConfigError for options that cannot be used."""
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"the service needs {name}, which SGLang installs")
+    # Both need optional packages.
+    import uvicorn
+
+    from sglang_qspec.tools.serve_batches.app import Api
+    from sglang_qspec.tools.serve_batches.service import Service
+
+    urls = options.url or [declare.SERVER]
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        raise ConfigError("--url has the same address twice")
+    if options.keys is None and not _is_loopback(options.host):
+        raise ConfigError(f"--host is {options.host}, which others can reach; it needs --keys")
+    known = tenants.Tenants() if options.keys is None else tenants.read(options.keys)
+    files = Files(options.folder)
+    store = Store(options.folder / "state.db")
+    try:
+        service = Service(
+            store,
+            files,
+            lambda: [
+                HttpServer(url, timeout=TIMEOUT_S, in_flight=options.in_flight) for url in urls
+            ],
+            known,
+            strict_deadlines=options.strict_deadlines,
+        )
+        uvicorn.run(
+            Api(service, known).app(),
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            server_header=False,
+        )
+    finally:
+        store.close()
+        files.close()
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

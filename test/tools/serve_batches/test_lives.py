@@ -1,0 +1,154 @@
+"""The life of batches whose service is killed, cancelled, late, or out of disk space."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from test.tools.batch.fake_server import FakeServer, text_of
+from test.tools.batch.fakes import serving
+from test.tools.serve_batches.gateway import (
+    Gateway,
+    begin,
+    ended,
+    line,
+    records,
+    until,
+    upload,
+)
+
+
+@pytest.fixture
+def fake() -> FakeServer:
+    return FakeServer(delay=0.01, slots=8)
+
+
+@pytest.fixture
+def gateway(fake: FakeServer, tmp_path: Path) -> Iterator[Gateway]:
+    with serving(fake) as url:
+        found = Gateway(tmp_path / "folder", "--url", url, "--in-flight", 16)
+        found.start()
+        try:
+            yield found
+        finally:
+            found.kill()
+
+
+def answers(client: openai.OpenAI, file: str | None) -> dict[str, str]:
+    """The texts of answers by custom_id, each of which comes once."""
+    found = records(client, file)
+    counts = Counter(each["custom_id"] for each in found)
+    assert set(counts.values()) <= {1}
+    return {
+        each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"]
+        for each in found
+    }
+
+
+def kill_at_random(gateway: Gateway, count: int, kills: int, seed: int, pause: float) -> None:
+    """Serve a batch of `count` lines while the service is killed; check that no line is lost."""
+    chance = random.Random(seed)
+    client = gateway.client()
+    lines = [line(f"prompt {i}") for i in range(count)]
+    batch = begin(client, upload(client, lines))
+    seen: list[str] = []
+    for _ in range(kills):
+        time.sleep(chance.random() * pause)
+        seen.append(client.batches.retrieve(batch.id).status)
+        gateway.kill()
+        gateway.start()
+    done = ended(client, batch.id)
+    seen.append(done.status)
+    order = ["validating", "in_progress", "finalizing", "completed"]
+    assert [order.index(status) for status in seen] == sorted(order.index(each) for each in seen)
+    assert done.status == "completed"
+    found = answers(client, done.output_file_id)
+    assert found == {f"prompt {i}": text_of(f"prompt {i}") for i in range(count)}
+    assert not list((gateway.folder / "running").iterdir())
+    assert len(client.files.list().data) == 2  # the input and one output
+
+
+def test_a_killed_service_loses_no_line_and_repeats_none(gateway: Gateway) -> None:
+    kill_at_random(gateway, count=3000, kills=4, seed=5, pause=1.0)
+
+
+@pytest.mark.thorough
+def test_fifty_thousand_lines_survive_twenty_kills(gateway: Gateway) -> None:
+    kill_at_random(gateway, count=50_000, kills=20, seed=11, pause=8.0)
+
+
+def test_a_cancelled_batch_keeps_its_answers(gateway: Gateway, fake: FakeServer) -> None:
+    client = gateway.client()
+    batch = begin(client, upload(client, [line(f"prompt {i}") for i in range(20_000)]))
+    until(lambda: len(fake.order) > 50, "lines are asked")
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    done = ended(client, batch.id)
+    assert done.status == "cancelled"
+    assert done.cancelling_at is not None
+    assert done.cancelled_at is not None
+    assert done.request_counts is not None
+    assert 0 < done.request_counts.completed < done.request_counts.total == 20_000
+    assert len(answers(client, done.output_file_id)) == done.request_counts.completed
+    asked = len(fake.order)
+    time.sleep(0.3)
+    assert len(fake.order) == asked  # no line of it is asked any more
+    with pytest.raises(openai.ConflictError, match="is cancelled"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_batch_that_expires_keeps_its_answers_and_names_the_rest(gateway: Gateway) -> None:
+    client = gateway.client()
+    count = 20_000
+    file = upload(client, [line(f"prompt {i}") for i in range(count)])
+    done = ended(client, begin(client, file, "3s").id)
+    assert done.status == "expired"
+    assert done.expired_at is not None
+    assert done.expired_at >= (done.expires_at or 0)
+    answered = answers(client, done.output_file_id)
+    late = records(client, done.error_file_id)
+    assert answered
+    assert {each["error"]["code"] for each in late} == {"batch_expired"}
+    assert len(answered) + len(late) == count
+    assert not answered.keys() & {each["custom_id"] for each in late}
+
+
+def test_the_batch_that_is_due_first_is_answered_first(gateway: Gateway, fake: FakeServer) -> None:
+    client = gateway.client()
+    late = begin(client, upload(client, [line(f"late {i}") for i in range(4000)]), "24h")
+    until(lambda: len(fake.order) > 20, "lines are asked")
+    soon = begin(client, upload(client, [line(f"soon {i}") for i in range(100)]), "1h")
+    assert ended(client, soon.id).status == "completed"
+    assert client.batches.retrieve(late.id).status == "in_progress"
+    client.batches.cancel(late.id)
+    ended(client, late.id)
+
+
+def test_a_full_disk_stops_a_batch_until_there_is_room(gateway: Gateway) -> None:
+    client = gateway.client()
+    batch = begin(client, upload(client, [line(f"prompt {i}") for i in range(3000)]))
+    assert gateway.process is not None
+    process = psutil.Process(gateway.process.pid)
+    usual = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (100_000, usual[1]))  # as a disk that fills up
+    try:
+
+        def waits() -> bool:
+            figures = client.batches.retrieve(batch.id).model_extra or {}
+            return "cannot be written" in (figures["qspec"]["waits_for"] or "")
+
+        until(waits, "the batch waits")
+        counts = client.batches.retrieve(batch.id).request_counts
+        assert counts is not None
+        assert 0 < counts.completed < counts.total
+    finally:
+        process.rlimit(psutil.RLIMIT_FSIZE, usual)
+    done = ended(client, batch.id)
+    assert done.status == "completed"
+    assert len(answers(client, done.output_file_id)) == 3000
