@@ -106,12 +106,12 @@ class Lengths:
 
 @dataclass
 class Shares:
-    """Output tokens that each tenant was served of late."""
+    """Expected output tokens of the lines of each tenant that were asked of late."""
 
     tokens: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, tenant: str, tokens: int) -> None:
-        """Record an answer."""
+    def observe(self, tenant: str, tokens: float) -> None:
+        """Record a line that is asked, with its expected tokens."""
         self.tokens[tenant] = self.tokens.get(tenant, 0.0) + tokens
 
     def fade(self, seconds: float) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from sglang_qspec.errors import BatchError
 from sglang_qspec.tools.serve_batches import forms
 from sglang_qspec.tools.serve_batches.objects import (
     ApiError,
@@ -61,7 +62,11 @@ class Api:
             self._route("/v1/batches/{id}/cancel", "POST", Api.cancel),
             Route("/health", self.health),
         ]
-        handlers: dict[Any, Any] = {ApiError: _refusal, HTTPException: _http_error}
+        handlers: dict[Any, Any] = {
+            ApiError: _refusal,
+            BatchError: _failure,
+            HTTPException: _http_error,
+        }
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -184,6 +189,11 @@ def _json(value: object, status: int = 200) -> Response:
 async def _refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return _json(error.body(), error.status)
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    """A disk that is full, or another failure of the service itself."""
+    return await _refusal(request, ApiError(503, str(error), code="unavailable"))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from sglang_qspec.tools.batch.depth import MAX_DEPTH
 from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.serve_batches import tenants
 from sglang_qspec.tools.serve_batches.files import Files
+from sglang_qspec.tools.serve_batches.state import State
 from sglang_qspec.tools.serve_batches.store import Store
 
 DESCRIPTION = """Serve OpenAI's API of files and batches (/v1/files, /v1/batches) with running
@@ -43,6 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         values.whole(1, MAX_DEPTH),
         "N",
     )
+    private = "let webhooks of the keys file go to addresses that are not public"
+    declare.switch(parser, "--private-webhooks", private)
     strict = "let a batch fail at once if it cannot be done in its completion window"
     declare.switch(parser, "--strict-deadlines", strict)
     parser.set_defaults(run=run)
@@ -58,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     from sglang_qspec.tools.serve_batches.app import Api
     from sglang_qspec.tools.serve_batches.service import Service
+    from sglang_qspec.tools.serve_batches.webhooks import Webhooks
 
     urls = options.url or [declare.SERVER]
     if len({url.rstrip("/") for url in urls}) < len(urls):
@@ -69,13 +73,14 @@ def run(options: argparse.Namespace) -> int:
     store = Store(options.folder / "state.db")
     try:
         service = Service(
-            store,
+            State(store),
             files,
             lambda: [
                 HttpServer(url, timeout=TIMEOUT_S, in_flight=options.in_flight) for url in urls
             ],
             known,
             strict_deadlines=options.strict_deadlines,
+            webhooks=Webhooks(private=options.private_webhooks),
         )
         uvicorn.run(
             Api(service, known).app(),

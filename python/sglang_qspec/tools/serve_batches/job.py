@@ -14,7 +14,7 @@ from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.lines import Lines
 from sglang_qspec.tools.batch.results import Results
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
-from sglang_qspec.tools.serve_batches.objects import Counts, Status
+from sglang_qspec.tools.serve_batches.objects import Counts, Figures, Status
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,10 @@ class Job:
         """Numbers of lines, by the records that are written."""
         total = self._lines.total or 0
         return Counts(total=total, completed=self._completed, failed=self._failed)
+
+    def figures(self) -> Figures:
+        """What drafts saved, and why no line is handed out."""
+        return Figures(waits_for=self.waits_for, passes=self.passes, passes_saved=self.passes_saved)
 
     @property
     def left(self) -> int:

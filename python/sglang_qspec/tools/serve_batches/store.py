@@ -42,7 +42,7 @@ Kind = TypeVar("Kind", FileObject, Batch)
 class Totals(NamedTuple):
     """What a tenant has of one kind."""
 
-    count: int
+    number: int
     bytes: int
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_qspec.errors import ConfigError, shown
 from sglang_qspec.tools.serve_batches.objects import ApiError
+from sglang_qspec.tools.serve_batches.webhooks import Webhook
 
 DIGEST_LENGTH = 64
 """Length of a SHA-256 digest in hexadecimal digits."""
@@ -31,9 +32,12 @@ class Tenant:
     """Maximum number of lines of a batch."""
     batches: int = 100
     """Maximum number of batches that are not done."""
+    webhook: Webhook | None = None
+    """Whom to tell that a batch has ended."""
 
 
-LIMITS = tuple(each.name for each in fields(Tenant) if each.name != "name")
+LIMITS = ("files", "bytes", "file_bytes", "lines", "batches")
+HOOK = ("webhook", "webhook_secret")
 EVERYONE = Tenant()
 """The tenant of a service without keys."""
 
@@ -72,11 +76,14 @@ def digest(key: str) -> str:
 def read(path: Path) -> Tenants:
     """The tenants of a TOML file. Raises ConfigError.
 
-    It has a table for each tenant, with `keys`, a list of SHA-256 digests, and some of LIMITS:
+    It has a table for each tenant, with `keys`, a list of SHA-256 digests, some of LIMITS, and both
+    of HOOK or none:
 
         [research]
         keys = ["5e88…"]
         batches = 5
+        webhook = "https://research.example/batches"
+        webhook_secret = "whsec_…"
     """
     try:
         tables = tomllib.loads(path.read_text())
@@ -106,13 +113,27 @@ def _tenant(path: Path, name: str, table: Any) -> Tenant:
             f"{where}: keys is {shown(keys)}, but must be a list of SHA-256 digests of "
             f"{DIGEST_LENGTH} hexadecimal digits"
         )
-    limits = {key: value for key, value in table.items() if key != "keys"}
+    limits = {key: value for key, value in table.items() if key not in ("keys", *HOOK)}
     for key, value in limits.items():
         if key not in LIMITS:
-            raise ConfigError(f"{where}: {key} is unknown; there are keys, {', '.join(LIMITS)}")
+            known = ", ".join(("keys", *LIMITS, *HOOK))
+            raise ConfigError(f"{where}: {key} is unknown; there are {known}")
         if type(value) is not int or value < 1:
             raise ConfigError(f"{where}: {key} is {shown(value)}, but must be a positive number")
-    return Tenant(name, **limits)
+    return Tenant(name, **limits, webhook=_webhook(where, table))
+
+
+def _webhook(where: str, table: Mapping[str, Any]) -> Webhook | None:
+    given = [table.get(name) for name in HOOK]
+    if given == [None, None]:
+        return None
+    url, secret = given
+    if not isinstance(url, str) or not isinstance(secret, str):
+        raise ConfigError(f"{where}: {HOOK[0]} and {HOOK[1]} must both be texts")
+    try:
+        return Webhook(url, secret)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _is_digest(value: object) -> bool:

@@ -1,0 +1,82 @@
+"""The store for the event loop: one thread uses it, one call after the other.
+
+All methods raise BatchError if the database cannot be read or written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sglang_qspec.errors import BatchError
+from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object
+from sglang_qspec.tools.serve_batches.store import Kind, Store, Totals
+
+Result = TypeVar("Result")
+
+
+class State:
+    """Files and batches as the database has them. The methods are those of `Store`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "database")
+
+    async def get(self, kind: type[Kind], id: str, tenant: str) -> Kind | None:
+        """As `Store.get`."""
+        return await self._call(lambda: self._store.get(kind, id, tenant))
+
+    async def page(self, kind: type[Kind], tenant: str, **asked: Any) -> tuple[list[Kind], bool]:
+        """As `Store.page`."""
+        return await self._call(lambda: self._store.page(kind, tenant, **asked))
+
+    async def add(self, tenant: str, *objects: Object) -> None:
+        """As `Store.add`."""
+        await self._call(lambda: self._store.add(tenant, *objects))
+
+    async def remove(self, id: str) -> None:
+        """As `Store.remove`."""
+        await self._call(lambda: self._store.remove(id))
+
+    async def running(self) -> list[tuple[str, Batch]]:
+        """As `Store.running`."""
+        return await self._call(self._store.running)
+
+    async def files(self) -> list[tuple[str, FileObject]]:
+        """As `Store.files`."""
+        return await self._call(self._store.files)
+
+    async def totals(self, kind: type[Object], tenant: str) -> Totals:
+        """As `Store.totals`."""
+        return await self._call(lambda: self._store.totals(kind, tenant))
+
+    async def change(
+        self, tenant: str, id: str, change: Callable[[Batch], Batch], *added: FileObject
+    ) -> Batch:
+        """Replace a batch by what `change` returns for it, and add files, all or nothing.
+
+        Nothing else changes the batch meanwhile. `change` may raise, and then nothing changes.
+        """
+
+        def work() -> Batch:
+            before = self._store.get(Batch, id, tenant)
+            assert before is not None  # batches are never removed
+            after = change(before)
+            if after is not before or added:
+                self._store.put(tenant, after, *added)
+            return after
+
+        return await self._call(work)
+
+    async def _call(self, work: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise BatchError(f"the database cannot be used: {error}") from None
+
+    def close(self) -> None:
+        """Wait for the last call."""
+        self._thread.shutdown()
