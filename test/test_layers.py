@@ -65,7 +65,7 @@ PASSES = (
 HOMES = {
     "sglang": ("engine/", "sidecar/draft_model.py", "sidecar/loading.py"),
     "zmq": ("link/",),
-    "aiohttp": ("tools/complete/http.py",),
+    "aiohttp": ("tools/complete/http.py", "tools/serve_batches/webhooks.py"),
     "ray": ("tools/batch/cluster/",),
     "pyarrow": ("tools/batch/cluster/",),
     "prometheus_client": ("engine/telemetry/metrics.py", "sidecar/metrics.py"),

@@ -1,4 +1,4 @@
-"""How many lines a server should have at once."""
+"""How many lines a server should have at once, and how they yield to other requests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ WAITING = 64
 completions at once by default, 8 for each line, so it drafts for 8 waiting lines at a time."""
 WAITING_PLAIN = 16
 """Waiting lines for each scheduler without a sidecar. They only keep the batch full."""
+YIELD = 1000
+"""Distance of the priorities of lines and other requests. From `priority_scheduling_preemption_
+threshold` on, by default 10, SGLang interrupts running lines for them too."""
 MAX_DEPTH = 4096
 """Maximum number of lines that a server has at once, whatever it claims to run."""
 
@@ -28,6 +31,18 @@ def depth_of(info: Any) -> int:
     except (LookupError, TypeError, AttributeError, ValueError):
         raise ClientError("its /server_info is not that of an SGLang server") from None
     return min(depth, MAX_DEPTH)
+
+
+def priority_of(info: Any) -> int | None:
+    """The priority of lines that yield to the requests of others; None if the server has none.
+
+    `info` is as for `depth_of`. Without --default-priority-value SGLang serves requests without a
+    priority last, so that no line can come after them.
+    """
+    usual = info.get("default_priority_value")
+    if not info.get("enable_priority_scheduling") or type(usual) is not int:
+        return None
+    return usual + (YIELD if info.get("schedule_low_priority_values_first") else -YIELD)
 
 
 def _of_scheduler(info: dict[str, Any], state: dict[str, Any]) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from sglang_qspec.errors import AnswerError, ClientError, ServerLostError
-from sglang_qspec.tools.batch.depth import depth_of
+from sglang_qspec.tools.batch.depth import depth_of, priority_of
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.reply import reply_of
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
@@ -29,11 +31,13 @@ class HttpServer:
         timeout: float,
         in_flight: int | None = None,
         listens: Callable[[], bool] | None = None,
+        yields: bool = False,
     ) -> None:
         """`timeout` is the maximum wait for an answer in seconds.
 
         `in_flight` is the number of lines that the server has at once; None derives it. `listens`
-        says whether the server itself listens at `url`; None trusts the address.
+        says whether the server itself listens at `url`; None trusts the address. With `yields`
+        lines come after the requests of others, if the server has priorities.
         """
         url = url.rstrip("/")
         self.name = _PASSWORD.sub("//", url)
@@ -41,6 +45,8 @@ class HttpServer:
         self._timeout = timeout
         self._in_flight = in_flight
         self._derived = 1
+        self._yields = yields
+        self._priority: int | None = None
 
     @property
     def depth(self) -> int:
@@ -56,7 +62,9 @@ class HttpServer:
                 if response.status != 200:
                     reason = f"{self.name}/server_info answers with HTTP {response.status}"
                     raise ServerLostError(reason)
-                self._derived = depth_of(peers.decode(await self._http.read(response)))
+                info = peers.decode(await self._http.read(response))
+                self._derived = depth_of(info)
+                self._priority = priority_of(info) if self._yields else None
         except WrongAddress:
             raise ClientError(
                 f"--url is {self.name!r}, but must be the URL of an SGLang server such as "
@@ -73,8 +81,11 @@ class HttpServer:
 
     async def ask(self, line: Line) -> Reply:
         """Send a line and wait for its reply. Raises ServerLostError."""
+        body = line.body
+        if self._priority is not None:
+            body = msgspec.json.encode(msgspec.json.decode(body) | {"priority": self._priority})
         try:
-            async with self._http.request(line.url, line.body, within=self._timeout) as response:
+            async with self._http.request(line.url, body, within=self._timeout) as response:
                 return reply_of(response.status, await self._http.read(response), line)
         except AnswerError as error:
             return Reply(ReplyKind.FAILED, reason=f"the answer {error}")

@@ -76,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
             State(store),
             files,
             lambda: [
-                HttpServer(url, timeout=TIMEOUT_S, in_flight=options.in_flight) for url in urls
+                HttpServer(url, timeout=TIMEOUT_S, in_flight=options.in_flight, yields=True)
+                for url in urls
             ],
             known,
             strict_deadlines=options.strict_deadlines,
