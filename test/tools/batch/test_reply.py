@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ClientError
-from sglang_qspec.tools.batch.depth import MAX_DEPTH, depth_of
+from sglang_qspec.tools.batch.depth import MAX_DEPTH, YIELD, depth_of, priority_of
 from sglang_qspec.tools.batch.line import parse
 from sglang_qspec.tools.batch.reply import reply_of
 from sglang_qspec.tools.batch.server import ReplyKind
@@ -137,3 +137,26 @@ def test_no_claim_of_a_server_gives_it_more_than_4096_lines(running: int) -> Non
 def test_another_server_is_an_error(info: Any) -> None:
     with pytest.raises(ClientError, match="is not that of an SGLang server"):
         depth_of(info)
+
+
+@pytest.mark.parametrize(
+    ("info", "priority"),
+    [
+        ({}, None),
+        ({"default_priority_value": 0}, None),
+        ({"enable_priority_scheduling": True, "default_priority_value": None}, None),
+        ({"enable_priority_scheduling": True, "default_priority_value": 5}, 5 - YIELD),
+        (
+            {
+                "enable_priority_scheduling": True,
+                "default_priority_value": 0,
+                "schedule_low_priority_values_first": True,
+            },
+            YIELD,
+        ),
+    ],
+)
+def test_lines_come_after_requests_without_a_priority(
+    info: dict[str, Any], priority: int | None
+) -> None:
+    assert priority_of(info) == priority

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -39,9 +40,20 @@ class Gateway:
 
     def start(self) -> None:
         """Start the process, and wait until it is connected to a server."""
+        self.launch()
+        wait_for(self.url)
+
+    def launch(self) -> None:
+        """Start the process, and wait until it listens."""
         with (self.folder.parent / "service.log").open("ab") as log:
             self.process = subprocess.Popen(self.command, stderr=log, cwd=ROOT)
-        wait_for(self.url)
+
+        def listens() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{self.url}/health").status_code in (200, 503)
+            return False
+
+        until(listens, "the service listens")
 
     def kill(self) -> None:
         """End the process at once."""

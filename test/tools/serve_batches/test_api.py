@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from test.tools.batch.fake_server import TOKENS, FakeServer, text_of
-from test.tools.batch.fakes import serving
+from test.tools.batch.fake_server import ACCEPTED, TOKENS, FakeServer, text_of
+from test.tools.batch.fakes import FakeProcess, serving
 from test.tools.serve_batches.gateway import (
     PLAIN,
     Gateway,
@@ -221,11 +222,40 @@ def test_a_file_that_a_batch_reads_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_health_names_what_is_wrong(tmp_path: Path) -> None:
-    fake = FakeServer()
-    with serving(fake) as url:
-        gateway = Gateway(tmp_path / "folder", "--url", url)
-        gateway.start()
+    process = FakeProcess("--slots", "4")
+    gateway = Gateway(tmp_path / "folder", "--url", process.url)
+    gateway.launch()
     try:
-        until(lambda: httpx.get(f"{gateway.url}/health").status_code == 200, "it is connected")
+
+        def health() -> httpx.Response:
+            return httpx.get(f"{gateway.url}/health")
+
+        until(lambda: "no server answers" in health().text, "it names the reason")
+        assert health().status_code == 503
+        process.start()
+        until(lambda: health().status_code == 200, "it is connected")
     finally:
         gateway.kill()
+        process.kill()
+
+
+def test_prometheus_reads_the_figures(client: openai.OpenAI, gateway: Gateway) -> None:
+    def series() -> dict[tuple[str, ...], float]:
+        text = httpx.get(f"{gateway.url}/metrics").text
+        return {
+            (sample.name.removeprefix("qspec_batches_"), *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    before = series()
+    assert before["connected",] == 1.0
+    lines = [line("one"), line("two"), line("status-400 three")]
+    ended(client, begin(client, upload(client, lines)).id)
+    now = series()
+    more = {name: now[name] - before.get(name, 0.0) for name in now}
+    assert more["lines_total", "answered"] == 2
+    assert more["lines_total", "failed"] == 1
+    assert more["tokens_total", "output"] == 2 * TOKENS
+    assert more["tokens_total", "drafted"] == 2 * ACCEPTED
+    assert more["ended_total", "completed"] == 1

@@ -12,8 +12,8 @@ completions at once by default, 8 for each line, so it drafts for 8 waiting line
 WAITING_PLAIN = 16
 """Waiting lines for each scheduler without a sidecar. They only keep the batch full."""
 YIELD = 1000
-"""Distance of the priorities of lines and other requests. From `priority_scheduling_preemption_
-threshold` on, by default 10, SGLang interrupts running lines for them too."""
+"""Distance between the priorities of lines and of other requests. It is above SGLang's default
+`--priority-scheduling-preemption-threshold`, so SGLang also interrupts running lines for them."""
 MAX_DEPTH = 4096
 """Maximum number of lines that a server has at once, whatever it claims to run."""
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -61,6 +62,7 @@ class Api:
             self._route("/v1/batches/{id}", "GET", Api.get_batch),
             self._route("/v1/batches/{id}/cancel", "POST", Api.cancel),
             Route("/health", self.health),
+            Route("/metrics", self.metrics),
         ]
         handlers: dict[Any, Any] = {
             ApiError: _refusal,
@@ -165,6 +167,10 @@ class Api:
         """GET /health: 200 while a server answers, otherwise 503 with the reason."""
         error = self.service.servers_error
         return PlainTextResponse(f"{error or 'ok'}\n", 503 if error else 200)
+
+    async def metrics(self, _request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        return PlainTextResponse(self.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _limited(request: Request, most: int) -> Callable[[], Awaitable[Message]]:

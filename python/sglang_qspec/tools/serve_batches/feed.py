@@ -45,6 +45,11 @@ class Feed:
         """The job is over."""
         self._jobs.pop(job.id, None)
 
+    @property
+    def jobs(self) -> list[Job]:
+        """The running jobs."""
+        return [*self._jobs.values()]
+
     def job(self, id: str) -> Job | None:
         """The running job of a batch."""
         return self._jobs.get(id)
@@ -96,17 +101,18 @@ class Feed:
         """The servers are open."""
         self._since, self._tokens = time.monotonic(), 0
 
-    def settle(self, line: Line, reply: Reply) -> None:
-        """Pass a reply on to its job."""
+    def settle(self, line: Line, reply: Reply) -> bool:
+        """Pass a reply on to its job; returns whether that still waits for it."""
         job, own = self._asked.pop(line.number)
         if job.over.is_set():
-            return
+            return False
         if reply.kind is ReplyKind.ANSWERED:
             self._tokens += reply.tokens
             self._lengths.observe(reply.tokens)
         job.settle(own, reply)
         if job.has_lines:
             self._changed.set()
+        return True
 
     def tick(self) -> None:
         """Measure the speed, end what is late, and try refused records again; once a second."""

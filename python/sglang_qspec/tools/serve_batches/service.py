@@ -21,6 +21,7 @@ from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.forms import NewBatch
 from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
 from sglang_qspec.tools.serve_batches.lives import Lives
+from sglang_qspec.tools.serve_batches.metrics import Metrics
 from sglang_qspec.tools.serve_batches.objects import (
     ApiError,
     Batch,
@@ -61,6 +62,7 @@ class Service:
         `strict_deadlines` is that of `Lives`.
         """
         self.feed = Feed()
+        self.metrics = Metrics(self.feed)
         self.servers_error: str | None = NOT_CONNECTED
         """Why no server answers; None while one does."""
         self._state, self._files, self._servers = state, files, servers
@@ -101,7 +103,8 @@ class Service:
             logger.error("a task of the service failed", exc_info=error)
 
     def _tell(self, tenant: str, batch: Batch) -> None:
-        """Send the tenant's webhook the message that a batch has ended."""
+        """Count a batch that has ended, and send its tenant's webhook the message."""
+        self.metrics.end(batch)
         webhook = self._tenants.named(tenant).webhook
         if webhook is not None:
             self._spawn(self._webhooks.send(webhook, batch))
@@ -251,17 +254,22 @@ class Service:
 
     # What goes on all the time
 
+    def connect(self, error: str | None) -> None:
+        """Note why no server answers, or that one does."""
+        self.servers_error = error
+        self.metrics.connected = error is None
+
     async def _ask_servers(self) -> None:
         """Let the servers answer the lines of all batches, again after each failure of all."""
         while True:
-            self.servers_error = NOT_CONNECTED
+            self.connect(NOT_CONNECTED)
             servers = [Stoppable(server, self.feed) for server in self._servers()]
             runner = Runner(servers, _Sink(self), lines_ahead=LINES_AHEAD)
             try:
                 await runner.run(self.feed.lines())
             except QSpecError as error:
                 logger.error("no server answers: %s", error)
-                self.servers_error = str(error)
+                self.connect(str(error))
             self.feed.take_back()
             await asyncio.sleep(RETRY_S)
 
@@ -291,8 +299,9 @@ class _Sink:
         self._service = service
 
     def begin(self) -> None:
-        self._service.servers_error = None
+        self._service.connect(None)
         self._service.feed.begin()
 
     def settle(self, line: Line, reply: Reply) -> None:
-        self._service.feed.settle(line, reply)
+        if self._service.feed.settle(line, reply):
+            self._service.metrics.settle(reply)
