@@ -130,6 +130,35 @@ def test_the_batch_that_is_due_first_is_answered_first(gateway: Gateway, fake: F
     ended(client, late.id)
 
 
+def test_a_batch_that_cannot_be_done_in_time_fails_at_once_if_deadlines_are_strict(
+    tmp_path: Path,
+) -> None:
+    with serving(FakeServer(delay=0.05, slots=1)) as url:  # 20 lines/s
+        options = ("--url", url, "--in-flight", 1, "--strict-deadlines")
+        gateway = Gateway(tmp_path / "folder", *options)
+        gateway.start()
+        try:
+            client = gateway.client()
+            file = upload(client, [line(f"prompt {i}") for i in range(5000)])
+            first = begin(client, file)
+
+            def estimate() -> float | None:
+                figures = (client.batches.retrieve(first.id).model_extra or {})["qspec"]
+                seconds: float | None = figures["estimated_seconds"]
+                return seconds
+
+            until(lambda: estimate() is not None, "the speed is known")
+            assert 60 < (estimate() or 0.0) < 6000
+            late = ended(client, begin(client, file, "10s").id)
+            assert late.status == "failed"
+            assert late.errors is not None
+            assert late.errors.data is not None
+            assert late.errors.data[0].code == "deadline_unreachable"
+            assert client.batches.retrieve(first.id).status == "in_progress"
+        finally:
+            gateway.kill()
+
+
 def test_a_full_disk_stops_a_batch_until_there_is_room(gateway: Gateway) -> None:
     client = gateway.client()
     batch = begin(client, upload(client, [line(f"prompt {i}") for i in range(3000)]))

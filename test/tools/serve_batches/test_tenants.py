@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import openai
@@ -16,7 +20,7 @@ from sglang_qspec.tools.serve_batches.objects import ApiError
 from sglang_qspec.tools.serve_batches.tenants import EVERYONE, Tenants, read
 from test.tools.batch.fake_server import FakeServer
 from test.tools.batch.fakes import serving
-from test.tools.serve_batches.gateway import Gateway, begin, ended, line, upload
+from test.tools.serve_batches.gateway import Gateway, begin, ended, line, until, upload
 
 
 def digest(key: str) -> str:
@@ -153,3 +157,49 @@ def test_a_tenant_with_much_work_leaves_half_of_the_servers_to_another(gateway: 
     assert red.batches.retrieve(much.id).status == "in_progress"
     red.batches.cancel(much.id)
     ended(red, much.id)
+
+
+def test_the_webhook_of_a_tenant_hears_of_its_batches(tmp_path: Path) -> None:
+    secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
+    with heard() as (hook, messages), serving(FakeServer()) as url:
+        keys = tmp_path / "keys.toml"
+        keys.write_text(
+            f'[red]\nkeys = ["{digest("red-1")}"]\n'
+            f'webhook = "{hook}"\nwebhook_secret = "{secret}"\n'
+        )
+        options = ("--url", url, "--keys", keys, "--private-webhooks")
+        gateway = Gateway(tmp_path / "folder", *options)
+        gateway.start()
+        try:
+            client = gateway.client("red-1")
+            done = ended(client, begin(client, upload(client, [line("one")])).id)
+            failed = ended(client, begin(client, upload(client, b"none")).id)
+            until(lambda: len(messages) == 2, "both messages come")
+        finally:
+            gateway.kill()
+    events = [client.webhooks.unwrap(body, headers, secret=secret) for body, headers in messages]
+    assert {(event.type, event.data.id) for event in events} == {  # type: ignore[union-attr]
+        ("batch.completed", done.id),
+        ("batch.failed", failed.id),
+    }
+
+
+@contextmanager
+def heard() -> Iterator[tuple[str, list[tuple[bytes, dict[str, str]]]]]:
+    """The URL of a server that takes messages, and the bodies and headers that it got."""
+    found = list[tuple[bytes, dict[str, str]]]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.append((body, dict(self.headers)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", found
+        server.shutdown()
