@@ -24,6 +24,8 @@ from test.tools.serve_batches.gateway import (
     upload,
 )
 
+IN_FLIGHT = 16
+
 
 @pytest.fixture
 def fake() -> FakeServer:
@@ -33,7 +35,7 @@ def fake() -> FakeServer:
 @pytest.fixture
 def gateway(fake: FakeServer, tmp_path: Path) -> Iterator[Gateway]:
     with serving(fake) as url:
-        found = Gateway(tmp_path / "folder", "--url", url, "--in-flight", 16)
+        found = Gateway(tmp_path / "folder", "--url", url, "--in-flight", IN_FLIGHT)
         found.start()
         try:
             yield found
@@ -52,7 +54,9 @@ def answers(client: openai.OpenAI, file: str | None) -> dict[str, str]:
     }
 
 
-def kill_at_random(gateway: Gateway, count: int, kills: int, seed: int, pause: float) -> None:
+def kill_at_random(
+    gateway: Gateway, fake: FakeServer, *, count: int, kills: int, seed: int, pause: float
+) -> None:
     """Serve a batch of `count` lines while the service is killed; check that no line is lost."""
     chance = random.Random(seed)
     client = gateway.client()
@@ -73,15 +77,18 @@ def kill_at_random(gateway: Gateway, count: int, kills: int, seed: int, pause: f
     assert found == {f"prompt {i}": text_of(f"prompt {i}") for i in range(count)}
     assert not list((gateway.folder / "running").iterdir())
     assert len(client.files.list().data) == 2  # the input and one output
+    assert len(fake.order) <= count + kills * IN_FLIGHT  # other lines are asked once
 
 
-def test_a_killed_service_loses_no_line_and_repeats_none(gateway: Gateway) -> None:
-    kill_at_random(gateway, count=3000, kills=4, seed=5, pause=1.0)
+def test_a_killed_service_loses_no_line_and_repeats_none(
+    gateway: Gateway, fake: FakeServer
+) -> None:
+    kill_at_random(gateway, fake, count=3000, kills=4, seed=5, pause=1.0)
 
 
 @pytest.mark.thorough
-def test_fifty_thousand_lines_survive_twenty_kills(gateway: Gateway) -> None:
-    kill_at_random(gateway, count=50_000, kills=20, seed=11, pause=8.0)
+def test_fifty_thousand_lines_survive_twenty_kills(gateway: Gateway, fake: FakeServer) -> None:
+    kill_at_random(gateway, fake, count=50_000, kills=20, seed=11, pause=8.0)
 
 
 def test_a_cancelled_batch_keeps_its_answers(gateway: Gateway, fake: FakeServer) -> None:
