@@ -49,6 +49,7 @@ PASSES = (
     "request_record",
     "outputs",
     "tracing",
+    "lineup",
     "proposal",
     "target_pass",
     "prefill_tokens",

@@ -62,6 +62,10 @@ class Speculator:
         self._live: dict[str, LiveRequest] = {}
         self.sidecar = SidecarPool(settings, self._live, opened, self.sources, vocab_size, clock)
         self._steps_taken = 0
+        self._run: Sequence[str] = ()
+        """The ids of the requests of the latest pass without drafts."""
+        self._uncounted = 0
+        """Number of further passes of `_run` that its requests have not counted."""
 
     def enqueue(
         self,
@@ -144,6 +148,7 @@ class Speculator:
         `output_len` is the number of output tokens that the client gets; the last pass may have
         committed more.
         """
+        self._count_run()
         live = self._live.pop(rid, None)
         if live is None:
             return None
@@ -316,15 +321,19 @@ class Speculator:
     ) -> None:
         """Count a pass over `trees` with the `accepted` nodes of each tree, in order.
 
-        A `prefill` does not count as a pass of a request.
+        A `prefill` does not count as a pass of a request. Passes without drafts that have the same
+        list `rids` one after the other are counted together, later.
         """
-        lives = [self._live.get(rid) for rid in rids]
-        if trees.width == 1:
-            for live in lives:
-                if live is not None:
-                    live.tally.add(0, [], prefill=prefill)
-                    self.sidecar.count(live, ())
+        plain = trees.width == 1 and not prefill
+        if plain and rids is self._run:
+            self._uncounted += 1
             return
+        self._count_run()
+        self._run = rids if plain else ()
+        if plain:
+            self._count_plain(rids, 1)
+            return
+        lives = [self._live.get(rid) for rid in rids]
         self.totals.record(trees, accepted)
         sizes, sources = trees.sizes.tolist(), trees.sources.tolist()
         for row, live in enumerate(lives):
@@ -332,6 +341,18 @@ class Speculator:
                 drafted_by = [Source(sources[row][node]) for node in accepted[row]]
                 live.tally.add(sizes[row] - 1, drafted_by, prefill=prefill)
                 self.sidecar.count(live, drafted_by)
+
+    def _count_run(self) -> None:
+        passes, self._uncounted = self._uncounted, 0
+        if passes:
+            self._count_plain(self._run, passes)
+
+    def _count_plain(self, rids: Sequence[str], passes: int) -> None:
+        for rid in rids:
+            live = self._live.get(rid)
+            if live is not None:
+                live.tally.add_plain(passes)
+                self.sidecar.count(live, (), passes)
 
     def update_credit(self, rids: Sequence[str], offered: DraftTrees, first: FirstTokens) -> None:
         """Update the credit of each request by the first tokens of its `offered` tree."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_qspec.config import QSpecConfig
@@ -16,13 +17,15 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY
 from sglang_qspec.engine.passes import leader
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.launch.future_map import KnownLengths
+from sglang_qspec.engine.passes.launch.future_map import KnownLens, LastTokens
+from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.engine.passes.leader import Leader
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outcome import ComingTokens, PlainOutcome
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.request_record import record_of
 from sglang_qspec.engine.passes.settlement import Settlement
-from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.passes.tracing import Items
 from sglang_qspec.engine.passes.worker import QSpecWorker
 from sglang_qspec.engine.ranks import RankGroup
@@ -103,6 +106,7 @@ class Engine:
         self.worker._overlap = True
         self.worker._device = "cpu"
         self.worker._early = None
+        self.worker._lineup = Lineup([])
         self.worker._ranks = RankGroup()
         self.worker._leader = self.leader
         launcher: Any = Launcher(self.events)
@@ -127,9 +131,9 @@ class Engine:
     def round(self, batch: Any = None) -> list[int] | None:
         """Launch a pass, then process the last one. Returns the lengths of an early pass."""
         batch = batch or self.batch()
-        lens = self.worker.launches_early(batch)
-        if lens is not None:
-            batch.seq_lens_cpu = torch.tensor(lens)
+        known = self.worker.launches_early(batch)
+        if known is not None:
+            batch.seq_lens_cpu = known.seq_lens
         elif self.last is not None:  # the device knows the tokens of the last pass
             batch.seq_lens_cpu += 1
         result = self.worker.forward_batch_generation(batch)
@@ -139,7 +143,7 @@ class Engine:
             for req in self.reqs:
                 req.output_ids.append(9)
         self.last = result
-        return lens
+        return None if known is None else known.seq_lens.tolist()
 
 
 @pytest.fixture
@@ -174,9 +178,11 @@ def test_every_token_is_recorded_once_and_in_order(engine: Engine) -> None:
         assert engine.round() is not None
     live = engine.active.live("a")
     assert live is not None
-    assert engine.active.totals.pipelines["queue"].passes == live.tally.passes == 3
     engine.active.propose(["a"], [[8, 9, 9, 9]], 4)
     assert live.output_ids == [8, 9, 9, 9]
+    tally = engine.active.end("a")
+    assert tally is not None
+    assert engine.active.totals.pipelines["queue"].passes == tally.passes == 3
 
 
 def test_tokens_without_a_reader_are_committed_in_runs(
@@ -237,9 +243,10 @@ def test_a_batch_that_needs_the_last_tokens_waits(engine: Engine, info: dict[str
 
 def test_images_and_traces_wait(engine: Engine) -> None:
     engine.round()
+    engine.reqs = [Req("c"), engine.reqs[1]]
     engine.reqs[0].multimodal_inputs = object()
     assert engine.worker.launches_early(engine.batch()) is None
-    engine.reqs[0].multimodal_inputs = None
+    engine.reqs = [Req("c"), Req("d")]
     engine.reqs[1].customized_info = {KEY: Items()}
     assert engine.worker.launches_early(engine.batch()) is None
 
@@ -248,17 +255,22 @@ def test_the_host_does_not_know_lengths_behind_drafts_or_for_ended_requests(
     engine: Engine,
 ) -> None:
     settlement = engine.worker._settlement
+
+    def coming() -> list[int] | None:
+        lens = settlement.coming_lens(Lineup(engine.reqs))
+        return None if lens is None else lens.tolist()
+
     unfinished: Any = object()
     engine.round()
-    assert settlement.coming_lens(engine.reqs) == [2, 2]
+    assert coming() == [2, 2]
     record_of(engine.reqs[0]).prefill = unfinished
-    assert settlement.coming_lens(engine.reqs) is None
+    assert coming() is None
     record_of(engine.reqs[0]).prefill = None
     engine.reqs[1].ended = True
-    assert settlement.coming_lens(engine.reqs) is None
+    assert coming() is None
     engine.reqs[1].ended = False
     settlement._pending[-1].outcome = None
-    assert settlement.coming_lens(engine.reqs) is None
+    assert coming() is None
 
 
 def test_a_server_without_overlap_waits(engine: Engine) -> None:
@@ -275,11 +287,13 @@ def test_rank_0_chooses_for_all_ranks(engine: Engine, monkeypatch: pytest.Monkey
         return chosen
 
     monkeypatch.setattr(ranks, "choose", choose)
-    assert engine.worker.launches_early(engine.batch()) == [3, 3]
+    known = engine.worker.launches_early(engine.batch())
+    assert known is not None
+    assert (known.seq_lens.tolist(), known.total) == ([3, 3], 6)
     assert engine.worker.launches_early(engine.batch(has_grammar=True)) is None
     assert choices == [True, False]
     engine.worker._leader = None  # another rank follows
-    assert engine.worker.launches_early(engine.batch()) == [3, 3]
+    assert engine.worker.launches_early(engine.batch()) is not None
     assert engine.worker._early is not None
     monkeypatch.setattr(ranks, "choose", lambda **_: False)
     assert engine.worker.launches_early(engine.batch()) is None
@@ -316,31 +330,56 @@ def test_a_pass_behind_a_prefill_takes_the_time_after_the_prefill(engine: Engine
     assert engine.active.totals.pipelines["ahead"].seconds - before == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
 def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, in_place: bool
 ) -> None:
+    """A pass over the same requests as the last one even reads the last one's own tensors."""
     pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 8, dtype=torch.int32))
     algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
-    future_map = KnownLengths(torch.device("cpu"), algorithm, pool)
-    slots = torch.tensor([3, 1])
-    future_map.publish(slots, torch.tensor([40, 50]))
-    batch: Any = SimpleNamespace(spec_info=SimpleNamespace(future_indices=slots))
+    future_map = LastTokens(torch.device("cpu"), algorithm, pool)
+    slots, lens, ids = torch.tensor([3, 1]), torch.tensor([40, 50]), torch.tensor([7, 8])
+    relay = relayed(ids, torch.ones(2, dtype=torch.int32), lens)
+    future_map.publish(slots, lens)
+    future_map.stash(slots, RelayPayload.from_ngram(relay))
+    relay.future_indices = slots
+    batch: Any = SimpleNamespace(spec_info=relay)
     worker = QSpecWorker.__new__(QSpecWorker)
-    monkeypatch.setattr(worker, "launches_early", lambda _: [40, 50], raising=False)
+    known = KnownLens(lens, 90, in_place)
+    monkeypatch.setattr(worker, "launches_early", lambda _: known, raising=False)
     early.decide(SimpleNamespace(future_map=future_map, model_worker=worker), batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FutureMap, "resolve_seq_lens_cpu", None)
         future_map.resolve_seq_lens_cpu(batch)
+    future_map._resolve_spec_extras(batch)
     assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [40, 50]
+    assert relay.accept_tokens.tolist() == [7, 8]
+    assert (batch.seq_lens is lens) == (relay.accept_tokens is ids) == in_place
     assert batch.seq_lens_sum == 90
     future_map.publish(slots, torch.tensor([41, 51]))
     future_map.resolve_seq_lens_cpu(batch)
+    future_map._resolve_spec_extras(batch)
     assert batch.seq_lens_cpu.tolist() == [41, 51]
+    assert relay.accept_tokens is not ids
+
+
+def test_only_a_pass_over_the_same_requests_is_in_place(engine: Engine) -> None:
+    def in_place() -> bool:
+        known = engine.worker.launches_early(engine.batch())
+        assert known is not None
+        return known.in_place
+
+    assert not in_place()
+    engine.round()
+    assert in_place()
+    engine.reqs = engine.reqs[::-1]
+    assert not in_place()
 
 
 def test_the_kind_of_a_batch_is_that_of_its_answers(engine: Engine) -> None:
     totals = engine.active.totals
     for top_k, grammar, kind in ((1, None, "greedy"), (50, None, "sampled"), (1, "{}", "grammar")):
+        engine.reqs = [Req(rid) for rid in "ab"]
         for req in engine.reqs:
             req.sampling_params.top_k, req.grammar = top_k, grammar
         engine.round()
@@ -349,7 +388,8 @@ def test_the_kind_of_a_batch_is_that_of_its_answers(engine: Engine) -> None:
 
 def test_the_roots_of_an_early_pass_are_no_tokens_of_the_text(engine: Engine) -> None:
     engine.round()
-    decided = engine.leader.early(engine.batch(), [2, 2], 5.0)
+    known = EarlyPass(Lineup(engine.reqs), np.array([2, 2]))
+    decided = engine.leader.early(engine.batch(), known, 5.0)
     assert decided is not None
     assert isinstance(decided.proposal, Proposal)
     assert isinstance(decided.proposal.trees, DraftTrees)

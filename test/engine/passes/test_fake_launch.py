@@ -98,7 +98,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
     )
     target: Any = Target()
     graphs = PassGraphs(None, QSpecConfig())
-    speculates._launcher = Launcher(target, graphs, leader, widest=WIDTH, overlap=True)
+    speculates._launcher = Launcher(target, graphs, leader, overlap=True)
     launched: list[Pass] = []
     speculates._settlement = SimpleNamespace(add=launched.append)
     count = len(reqs)
@@ -119,7 +119,7 @@ def launch(active: Speculator, reqs: list[Req], trees: DraftTrees) -> tuple[Cost
             ),
             return_logprob=False,
             has_grammar=False,
-            spec_info=relayed(lens, ones, lens, WIDTH),
+            spec_info=relayed(lens, ones, lens),
         )
         traced = tracing.PassTrace.of(reqs)
         proposal = leader._propose(batch, PipelinePlan("queue", WIDTH), traced)
@@ -152,9 +152,8 @@ def test_a_pass_with_overlap_is_launched_without_a_synchronisation(
     assert len(costs.uploads) == (2 if drafts else 1)  # the trees, and the seeds of the draws
     result: Any = launched.result
     relay = result.next_draft_input
-    assert relay.draft_token_num == WIDTH
-    assert relay.accept_tokens.shape == (2 * WIDTH,)
-    assert relay.accept_tokens.dtype == torch.int32
+    assert relay.accept_tokens.shape == (2,)
+    assert relay.accept_tokens.dtype == torch.int64
     assert {relay.accept_tokens.device, result.new_seq_lens.device} == {CUDA}
     assert not moves  # a chain's accepted path is in place
 

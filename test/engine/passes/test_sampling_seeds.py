@@ -15,6 +15,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from sglang_qspec.engine.passes.launch.verify_input import verify_input_of
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.messages import SeededSampling
@@ -40,6 +41,7 @@ def seeded() -> Iterator[None]:
 class Req:
     """The part of SGLang's request that the code reads."""
 
+    rid = "a"
     output_ids = (0,)
 
     def __init__(self, **params: Any) -> None:
@@ -128,6 +130,26 @@ def test_only_the_pass_that_is_given_proposals_uses_them() -> None:
     assert tokens.tolist() == [2, 1]
     with sampling_seeds.seeded_draws(batch):
         assert sampling_seeds.draws_of(batch.sampling_info, torch.zeros(2)).proposals is None
+
+
+def test_passes_over_one_lineup_share_the_seeds_but_not_the_proposals() -> None:
+    batch = batch_of([Req(temperature=1, sampling_seed=7, top_k=3), Req(temperature=1)])
+    lineup, info = Lineup(batch.reqs), batch.sampling_info
+
+    def draws(proposals: Proposals | None = None) -> Draws:
+        with sampling_seeds.seeded_draws(batch, proposals, lineup):
+            return sampling_seeds.draws_of(info, torch.zeros(2))
+
+    first, again = draws(), draws()
+    assert first.seeds is not None
+    assert again.seeds is not None
+    assert first.seeds[0] == 7
+    assert again.seeds.data_ptr() == first.seeds.data_ptr()
+    assert again.rank_limit == first.rank_limit == 3
+    own = draws(Proposals(torch.tensor([True, True]), *[torch.zeros(2, 1)] * 3))
+    assert own.proposals is not None
+    assert draws().proposals is None
+    assert info.sampling_seed is None
 
 
 def test_greedy_batches_and_batches_with_sampling_masks_get_no_seeds() -> None:

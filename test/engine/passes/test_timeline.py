@@ -89,6 +89,12 @@ def test_drafts_save_passes_and_an_abort_ends_one_request(found: Any) -> None:
     assert found["aborted"]["lengths"][0] < 12 == found["aborted"]["lengths"][1]
 
 
+@pytest.mark.parametrize("name", ["plain", "finishing", "grammar", "penalty", "off"])
+def test_each_pass_without_drafts_counts_once_for_its_requests(found: Any, name: str) -> None:
+    """The first token is the prefill's. SGLang's own sum of passes is a part of `meta_info`."""
+    assert found[name]["passes"] == [length - 1 for length in found[name]["lengths"]]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["plain", "finishing", "aborted", "grammar", "penalty"])
 def test_a_server_without_qspec_waits_as_often(found: Any, name: str) -> None:

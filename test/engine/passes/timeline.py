@@ -46,6 +46,8 @@ class Timeline:
     def __init__(self, folder: str, *, qspec: bool) -> None:
         self.stubbed = Stubbed(folder, qspec=qspec, requests=8)
         self.cases: dict[str, dict[str, Any]] = {}
+        self._slots = self.stubbed.scheduler.token_to_kv_pool_allocator
+        self._free = self._slots.available_size()
         if self.stubbed.worker is not None:
             self._watch(self.stubbed.worker._settlement)
 
@@ -93,9 +95,11 @@ class Timeline:
             output = list(req.output_ids_through_stop)
             assert output == answer_of(prompt_of(row), len(output)), case
             assert len(output) == params[row].get("max_new_tokens", 12) or req is reqs[0]
+        assert self._slots.available_size() == self._free, case
         self.cases[case] = {
             "events": list(stubbed.device.events),
             "lengths": [len(req.output_ids_through_stop) for req in reqs],
+            "passes": [req.spec_verify_ct for req in reqs],
         }
 
     @contextmanager

@@ -84,18 +84,8 @@ class _FirstCall:
 
 
 def _around(hook: Hook, report: _Report) -> Callable[..., Any]:
-    spares = hook.spares
-
     @functools.wraps(hook.function)
     def guarded(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if spares is not None:
-            try:
-                spared = spares(*args, **kwargs)
-            except Exception:
-                report()
-                spared = True
-            if spared:
-                return target(*args, **kwargs)
         first = _FirstCall()
 
         def watched(*args: Any, **kwargs: Any) -> Any:

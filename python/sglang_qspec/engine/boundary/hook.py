@@ -38,6 +38,3 @@ class Hook:
     on_error: OnError
     deliberate: tuple[type[Exception], ...] = ()
     """Exceptions that refuse a request. The guard lets them pass, and SGLang answers HTTP 400."""
-    spares: Callable[..., bool] | None = None
-    """For frequent AROUND hooks: whether the hook would only call the target with these
-    arguments; None if it never does."""

@@ -98,8 +98,18 @@ _IMPORTED = {
     "sglang.srt.lora.utils": ("get_lm_head_pruned_lens",),
     "sglang.srt.managers.data_parallel_controller": ("sock_recv",),
     "sglang.srt.managers.io_struct": ("SessionParams",),
-    "sglang.srt.managers.overlap_utils": ("FutureMap",),
-    "sglang.srt.managers.schedule_batch": ("FINISH_ABORT", "Req.tail_str", "ScheduleBatch"),
+    "sglang.srt.managers.overlap_utils": (
+        "FutureMap._resolve_spec_extras",
+        "FutureMap.resolve_seq_lens_cpu",
+        "FutureMap.stash",
+        "RelayPayload.from_ngram",
+    ),
+    "sglang.srt.managers.schedule_batch": (
+        "FINISH_ABORT",
+        "Req.tail_str",
+        "Req.update_finish_state",
+        "ScheduleBatch",
+    ),
     "sglang.srt.managers.schedule_policy": ("CacheAgnosticPolicy.LOF",),
     "sglang.srt.managers.scheduler": ("GenerationBatchResult",),
     "sglang.srt.managers.scheduler_components.output_streamer": (
@@ -171,7 +181,10 @@ _IMPORTED = {
     "sglang.srt.speculative.base_spec_worker": ("BaseSpecWorker",),
     "sglang.srt.speculative.ngram_info": ("NgramVerifyInput",),
     "sglang.srt.speculative.ragged_verify": ("RaggedVerifyLayout",),
-    "sglang.srt.speculative.spec_info": ("SpeculativeAlgorithm.register",),
+    "sglang.srt.speculative.spec_info": (
+        "SpeculativeAlgorithm.NONE",
+        "SpeculativeAlgorithm.register",
+    ),
     "sglang.srt.speculative.spec_registry": ("CustomSpecAlgo",),
     "sglang.srt.speculative.spec_utils": (
         "GrammarMask",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,18 +90,13 @@ class PassGraphs:
         eager = [width for width in self._passes if width * requests <= PASS_ROWS]
         return tuple(sorted({1, *(captured or eager)}))
 
-    @contextmanager
-    def at(self, width: int) -> Iterator[None]:
-        """Run the target's passes in the block on the backend and the graphs of `width`.
+    def at(self, width: int) -> AbstractContextManager[None]:
+        """A context that runs the target's passes on the backend and the graphs of `width`.
 
         Ragged passes run on the backend and the graphs that SGLang has made for the widest pass.
         """
         made = self._passes.get(width)
-        if made is None:
-            yield
-            return
-        with self._using(made):
-            yield
+        return nullcontext() if made is None else self._using(made)
 
     @property
     def _backend(self) -> str:

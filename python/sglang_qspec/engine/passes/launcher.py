@@ -20,9 +20,10 @@ from sglang_qspec.engine.cuda import ragged
 from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import prefill_tokens, tracing
-from sglang_qspec.engine.passes.launch import batch_split, prefill, prefill_hooks, relay
+from sglang_qspec.engine.passes.launch import batch_split, prefill, prefill_hooks
 from sglang_qspec.engine.passes.launch.verify_input import TreeVerifyInput
 from sglang_qspec.engine.passes.leader import Leader
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import last_ids_of
 from sglang_qspec.engine.passes.sample.grammar import grammar_mask
@@ -47,21 +48,21 @@ class Launcher:
         graphs: PassGraphs,
         leader: Leader | None,
         *,
-        widest: int,
         overlap: bool,
     ) -> None:
-        """`leader` is None on ranks after rank 0; `widest` is the width of the widest pass."""
+        """`leader` is None on ranks after rank 0."""
         self._target_worker = target_worker
         self._graphs = graphs
         self._leader = leader
-        self._widest = widest
         self._overlap = overlap
+        self._all_ones: dict[int, torch.Tensor] = {}
+        """What `_ones` has returned, by batch size."""
 
     def plain(self, decided: Pass) -> None:
         """Launch an ordinary decode pass, which gives one token for each request."""
         batch = decided.batch
         if self._overlap:
-            batch.input_ids = relay.last_ids(batch)
+            batch.input_ids = batch.spec_info.accept_tokens
         else:
             (batch.input_ids,) = to_device(batch.device, last_ids_of(batch.reqs))
         batch.out_cache_loc = batch.req_to_token_pool.req_to_token[
@@ -72,15 +73,16 @@ class Launcher:
         if batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
-        batch.seq_lens_sum = None
+        # SGLang computes a sum that is None.
+        batch.seq_lens_sum = None if decided.early is None else batch.seq_lens_sum + len(batch.reqs)
         read_outputs(batch)
-        with self._draws(batch):
+        with self._draws(batch, lineup=None if decided.early is None else decided.early.lineup):
             result = self._run(batch, 1)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(len(batch.reqs), 1)
         token_ids = result.next_token_ids
-        decided.result = self._finished(result, token_ids, _ones(batch), batch.seq_lens, 1)
+        decided.result = self._finished(result, token_ids, self._ones(batch), batch.seq_lens, 1)
         decided.outcome = ComingTokens(token_ids)
 
     def verify(self, decided: Pass, verify_input: TreeVerifyInput) -> None:
@@ -124,7 +126,7 @@ class Launcher:
             tracing.extend(batch.reqs)
         token_ids, seq_lens = result.next_token_ids, batch.seq_lens.clone()
         launched.outcome = ComingTokens(token_ids)
-        launched.result = self._finished(result, token_ids, _ones(batch), seq_lens, 1)
+        launched.result = self._finished(result, token_ids, self._ones(batch), seq_lens, 1)
 
     def verify_prefill(self, launched: Pass, drafts: prefill.PrefillDrafts) -> bool:
         """Launch a prefill that verifies drafts.
@@ -145,7 +147,7 @@ class Launcher:
         finished = self._finished(result, tokens, accept_lens, batch.seq_lens + accept_lens - 1, 1)
         # SGLang adds one token of a prefill; `prefill_tokens.commit` adds the others.
         finished.next_token_ids = tokens[:, 0].contiguous()
-        finished.accept_lens = _ones(batch)
+        finished.accept_lens = self._ones(batch)
         launched.result = finished
         return True
 
@@ -173,14 +175,18 @@ class Launcher:
         return ComingOutcome(*accepted, trees.starts)
 
     def _draws(
-        self, batch: ScheduleBatch, trees: DraftTrees | None = None
+        self,
+        batch: ScheduleBatch,
+        trees: DraftTrees | None = None,
+        *,
+        lineup: Lineup | None = None,
     ) -> AbstractContextManager[None]:
         """A context that samples with seeds, and on rank 0 with proposals for rejection sampling.
 
         The other ranks get the tokens of rank 0.
         """
         proposals = None if self._leader is None else self._leader.proposals(batch, trees)
-        return seeded_draws(batch, proposals)
+        return seeded_draws(batch, proposals, lineup)
 
     def _timed(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
         """A context that measures a prefill on rank 0."""
@@ -195,9 +201,6 @@ class Launcher:
         width: int,
     ) -> GenerationBatchResult:
         """The result of a pass, with what the next pass needs (`batch_split.finished`)."""
-        relayed = None
-        if self._overlap:
-            relayed = relay.relayed(token_ids, accept_lens, seq_lens, self._widest)
         return batch_split.finished(
             result.logits_output,
             token_ids,
@@ -205,9 +208,15 @@ class Launcher:
             seq_lens,
             width,
             can_run_cuda_graph=result.can_run_cuda_graph,
-            relay=relayed,
         )
 
+    def _ones(self, batch: ScheduleBatch) -> torch.Tensor:
+        """int32 [bs]: the accept lengths of a pass without drafts; do not change them.
 
-def _ones(batch: ScheduleBatch) -> torch.Tensor:
-    return torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.device)
+        With overlap SGLang needs them on the host alone.
+        """
+        count = len(batch.reqs)
+        if count not in self._all_ones:
+            device = "cpu" if self._overlap else batch.device
+            self._all_ones[count] = torch.ones(count, dtype=torch.int32, device=device)
+        return self._all_ones[count]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
@@ -21,14 +21,15 @@ from sglang_qspec.engine.passes.decide.proposer import Proposer, Shapes
 from sglang_qspec.engine.passes.decide.rounds import Rounds
 from sglang_qspec.engine.passes.launch import batch_split, decode, prefill
 from sglang_qspec.engine.passes.launch.verify_input import total_len_of
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
-from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import AnswerKind, PassTimes, PipelinePlan, PrefillRows
+from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -96,7 +97,10 @@ class Leader:
 
         The second pass is decided after the first one has run.
         """
-        plan, halves = self._planned or self._plan(batch)
+        if self._speculates:
+            with guarded("receiving drafts"):
+                self.speculator.poll()
+        plan, halves = self._planned or self._plan(batch, Lineup(batch.reqs))
         self._planned, self._unread = None, 0
         parts: Sequence[Sequence[int] | None] = halves or (None,)
         for number, rows in enumerate(parts, 1):
@@ -107,34 +111,32 @@ class Leader:
             order = PassOrder(trees, rows, number == len(parts), self._speculates)
             yield Pass(part, order, plan.pipeline, proposal, traced)
 
-    def early(
-        self, batch: ScheduleBatch, output_lens: Sequence[int], context: float
-    ) -> Pass | None:
+    def early(self, batch: ScheduleBatch, early: EarlyPass, context: float) -> Pass | None:
         """A plain pass that does not depend on the tokens of the last pass; None if drafts may pay.
 
-        `output_lens` are the output lengths with the tokens of the last pass, and `context` is the
-        average length of the texts in tokens.
+        `context` is the average length of the texts in tokens.
         """
-        if not _is_independent(batch):
+        lineup = early.lineup
+        if not _is_independent(batch, lineup):
             return None
-        self._planned = self._plan(batch)
+        self._planned = self._plan(batch, lineup)
         plan, _ = self._planned
         proposal = None
         if self._speculates:
             with guarded("planning a plain pass"):
-                if self._may_draft(batch, plan):
+                if self._may_draft(lineup, plan):
                     return None
                 reads = bool(self.speculator.sidecar.ready and self.speculator.sidecar.lookahead)
                 if reads and self._unread:
                     return None  # the tokens of the last passes come first
                 self.accounting.begin(context)
-                proposal = self._without_drafts(batch.reqs, reads=reads)
+                proposal = self._without_drafts(lineup, reads=reads)
         self._planned = None
         self.speculator.totals.early_passes += 1
         order = PassOrder(speculates=self._speculates)
-        return Pass(batch, order, plan.pipeline, proposal, known_lens=output_lens)
+        return Pass(batch, order, plan.pipeline, proposal, early=early)
 
-    def _without_drafts(self, reqs: Sequence[Any], *, reads: bool) -> Proposal:
+    def _without_drafts(self, lineup: Lineup, *, reads: bool) -> Proposal:
         """The proposal of an early pass. The roots are tokens that the host does not know.
 
         Unless a sidecar that makes step drafts `reads` the committed tokens, nothing needs them
@@ -142,15 +144,14 @@ class Leader:
         """
         self._unread = 0 if reads else self._unread + 1
         if reads or not self._unread % MAX_LAG:
-            self.speculator.follow([req.rid for req in reqs], outputs_of(reqs))
-        return Proposal(DraftTrees.roots(len(reqs)), unread=not reads)
+            self.speculator.follow(lineup.rids, outputs_of(lineup.reqs))
+        return Proposal(DraftTrees.roots(len(lineup.rids)), unread=not reads)
 
-    def _may_draft(self, batch: ScheduleBatch, plan: PipelinePlan) -> bool:
-        """Whether the pass over `batch` may have drafts, or needs the tokens of the last pass."""
+    def _may_draft(self, lineup: Lineup, plan: PipelinePlan) -> bool:
+        """Whether the pass over `lineup` may have drafts, or needs the tokens of the last pass."""
         rejects = self.speculator.settings.acceptance == "reject"  # reads the drafts at the roots
         reads = rejects or (self._runtime.enabled and plan.width > 1)
-        lives = (self.speculator.live(req.rid) for req in batch.reqs)
-        return reads and any(live is not None for live in lives)
+        return reads and any(self.speculator.live(rid) is not None for rid in lineup.rids)
 
     def prepare_prefill(self, batch: ScheduleBatch) -> prefill.PrefillDrafts | None:
         """Admit the requests of a prefill, and choose its drafts; None for no drafts."""
@@ -198,15 +199,16 @@ class Leader:
         """Whether speculation is on; an error turns it off."""
         return speculation.active() is not None
 
-    def _plan(self, batch: ScheduleBatch) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
+    def _plan(
+        self, batch: ScheduleBatch, lineup: Lineup
+    ) -> tuple[PipelinePlan, Sequence[Sequence[int]]]:
         """The plan of this round, and the requests of each half; empty unless it is `halves`."""
         plan = PipelinePlan("queue", self._runtime.draft_token_num)
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("planning a decoding round"):
-                self.speculator.poll()
-                rids = [req.rid for req in batch.reqs]
-                use = self._core_use.enter(len(rids), self._runtime, _kind_of(batch))
+                rids = lineup.rids
+                use = self._core_use.enter(len(rids), self._runtime, lineup.kind)
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),
@@ -249,21 +251,7 @@ class Leader:
         return None
 
 
-def _kind_of(batch: ScheduleBatch) -> AnswerKind:
-    """The kind of answers of a batch."""
-    return AnswerKind.of_batch(
-        [
-            AnswerKind.GRAMMAR
-            if req.grammar is not None
-            else AnswerKind.GREEDY
-            if req.sampling_params.top_k == 1  # SGLang's form of temperature 0
-            else AnswerKind.SAMPLED
-            for req in batch.reqs
-        ]
-    )
-
-
-def _is_independent(batch: ScheduleBatch) -> bool:
+def _is_independent(batch: ScheduleBatch, lineup: Lineup) -> bool:
     """Whether a plain pass needs nothing that follows from the tokens of the last pass on the host.
 
     Grammars, penalties, custom processors and traces do. SGLang may count the tokens of images
@@ -274,6 +262,6 @@ def _is_independent(batch: ScheduleBatch) -> bool:
         batch.has_grammar
         or info.has_custom_logit_processor
         or info.penalizer_orchestrator.is_required
-        or any(req.multimodal_inputs is not None for req in batch.reqs)
-        or tracing.PassTrace.of(batch.reqs)
+        or lineup.has_images
+        or lineup.has_traces
     )

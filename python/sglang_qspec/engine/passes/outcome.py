@@ -67,8 +67,8 @@ class PlainOutcome(NamedTuple):
 
     @property
     def accepted_nodes(self) -> list[list[int]]:
-        """No draft node for any request."""
-        return [[] for _ in self.bonus_ids]
+        """No draft node for any request; do not change the list."""
+        return [[]] * len(self.bonus_ids)
 
     @property
     def tokens(self) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Adds the tokens of a prefill that verified drafts to the output.
 
-SGLang's processing of a prefill adds one token to the output. The hook on `Req.update_finish_state`
-adds the other accepted tokens with `commit` (`engine.scheduler.endings`).
+SGLang's processing of a prefill adds one token to the output. What replaces the next
+`Req.update_finish_state` adds the other accepted tokens with `commit` (`engine.scheduler.endings`).
 """
 
 from __future__ import annotations

@@ -17,16 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outcome import ComingTokens, Outcome, PlainOutcome
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.request_record import RequestRecord, record_of
-from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 
 
 class Settlement:
@@ -47,28 +51,46 @@ class Settlement:
 
     def add(self, launched: Pass) -> None:
         """Keep a launched pass until it is settled."""
+        if launched.early is not None and self.last_early(launched.early.lineup) is not None:
+            self._pending[0].outlasted = True
         self._pending.append(launched)
 
-    def coming_lens(self, reqs: Sequence[Any]) -> list[int] | None:
-        """The output length of each request once all passes are settled; does not wait.
+    def coming_lens(self, lineup: Lineup) -> NDArray[np.int64] | None:
+        """int64 [bs]: the output lengths once all passes are settled; does not wait.
 
         None if the host cannot know them: a pass with drafts is not settled, or a request has
         ended or waits for tokens of its prefill.
         """
+        last = self.last_early(lineup)
+        if last is not None:
+            return last.output_lens + 1
         if any(not isinstance(each.outcome, ComingTokens) for each in self._pending):
             return None
+        reqs = lineup.reqs
         if any(req.finished() or record_of(req).prefill for req in reqs):
             return None
-        last = self._pending[-1] if len(self._pending) == 1 else None
-        if last is not None and not last.is_prefill and last.reqs == reqs:
-            return [length + 1 for length in last.output_lens]
         coming = Counter(id(req) for each in self._pending for req in each.reqs)
         if any(coming[id(req)] > 1 for req in reqs):
             return None
-        return [
-            len(output) + coming[id(req)]
-            for req, output in zip(reqs, outputs_of(reqs), strict=True)
-        ]
+        return np.array(
+            [
+                len(output) + coming[id(req)]
+                for req, output in zip(reqs, outputs_of(reqs), strict=True)
+            ],
+            np.int64,
+        )
+
+    def last_early(self, lineup: Lineup) -> EarlyPass | None:
+        """The last pass, if it is an early one over the same requests, and all before are settled.
+
+        SGLang has then processed all results before it, and none since, so no request has ended.
+        """
+        last = self._pending[0].early if len(self._pending) == 1 else None
+        return last if last is not None and last.lineup is lineup else None
+
+    def is_early(self, result: Any) -> bool:
+        """Whether `result` is of an early pass that is not settled."""
+        return any(each.result is result and each.early is not None for each in self._pending)
 
     def settle(self, *, processed: bool = False) -> None:
         """Settle all passes: read their outcomes, and commit the tokens. Waits for the device.
@@ -144,13 +166,16 @@ class Settlement:
         reqs, lens = launched.reqs, launched.output_lens
         proposal = launched.proposal
         whole = None if proposal is None else proposal.trees
-        drops = self._overlap or launched.is_prefill
+        rids = None if launched.early is None else launched.early.lineup.rids
+        drops = (self._overlap or launched.is_prefill) and not launched.outlasted
         rows = [row for row, req in enumerate(reqs) if _takes_tokens(req)] if drops else []
         if drops and len(rows) < len(reqs):
-            reqs, lens = [reqs[row] for row in rows], [lens[row] for row in rows]
+            reqs, lens, rids = [reqs[row] for row in rows], [lens[row] for row in rows], None
             accepted, bonus_ids = [accepted[row] for row in rows], [bonus_ids[row] for row in rows]
             proposal = None if proposal is None else proposal.take(rows)
-        settled = _Settled(launched, reqs, lens, proposal, accepted, bonus_ids)
+        if rids is None:
+            rids = [req.rid for req in reqs]
+        settled = _Settled(launched, reqs, rids, lens, proposal, accepted, bonus_ids)
         if launched.traced is not None:
             launched.traced.end()
         if proposal is not None and self._accounting and speculation.active() is not None:
@@ -172,6 +197,8 @@ class Settlement:
                     self._accounting.account(
                         settled.rids, proposal, accepted, settled.bonus_ids, settled.lost
                     )
+        if launched.early is not None and not launched.early.lineup.has_records:
+            return
         with guarded("recording token provenance"):
             trees = None if proposal is None else proposal.trees
             whole = launched.proposal
@@ -196,6 +223,8 @@ class _Settled:
 
     launched: Pass
     reqs: Sequence[Any]
+    rids: Sequence[str]
+    """The ids of `reqs`; the same list for all early passes of a lineup that lose no request."""
     output_lens: Sequence[int]
     """Output length of each request before the pass, in tokens."""
     proposal: Proposal | None
@@ -205,9 +234,6 @@ class _Settled:
     """The target's own token of each request."""
     lost: float = 0.0
     """Seconds that the pass lost to a sidecar on its device."""
-
-    def __post_init__(self) -> None:
-        self.rids = [req.rid for req in self.reqs]
 
 
 def _takes_tokens(req: Any) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
@@ -15,6 +19,15 @@ from sglang_qspec.trie import DraftTrees
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+class EarlyPass(NamedTuple):
+    """What the host knows of a pass that it launches before it knows the last pass's tokens."""
+
+    lineup: Lineup
+    """The requests of the pass."""
+    output_lens: NDArray[np.int64]
+    """int64 [bs]: the output lengths before the pass, which the requests do not have yet."""
 
 
 @dataclass
@@ -39,14 +52,19 @@ class Pass:
     """The tokens of the pass, once it is launched; the host may not have read them."""
     result: Any = None
     """What the worker returns to SGLang for the pass, once it is launched."""
-    known_lens: Sequence[int] | None = None
-    """The output lengths before an early pass, which the requests do not have yet."""
+    early: EarlyPass | None = None
+    """What the host knew before an early pass; None for other passes."""
+    outlasted: bool = False
+    """Whether an early pass over the same requests was launched behind this one, so that the pass
+    before has ended none of them."""
 
     def __post_init__(self) -> None:
         self.reqs: Sequence[Any] = self.batch.reqs
         """SGLang's requests, one for each tree of the pass."""
         self.output_lens: Sequence[int] = (
-            list(map(len, outputs_of(self.reqs))) if self.known_lens is None else self.known_lens
+            list(map(len, outputs_of(self.reqs)))
+            if self.early is None
+            else self.early.output_lens.tolist()
         )
         """Output length of each request before the pass, in tokens."""
 

@@ -37,6 +37,7 @@ from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.cuda.warm_up import compile_kernels
 from sglang_qspec.engine.passes import prefill_tokens
 from sglang_qspec.engine.passes.launch import batch_split, tree_attention
+from sglang_qspec.engine.passes.launch.future_map import KnownLens
 from sglang_qspec.engine.passes.launch.verify_input import (
     TreeVerifyInput,
     total_len_of,
@@ -44,11 +45,12 @@ from sglang_qspec.engine.passes.launch.verify_input import (
 )
 from sglang_qspec.engine.passes.launcher import Launcher
 from sglang_qspec.engine.passes.leader import Leader, speculator_of
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.outputs import check_lengths
 from sglang_qspec.engine.passes.sample import grammar
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.settlement import Settlement
-from sglang_qspec.engine.passes.target_pass import Pass
+from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 
@@ -89,13 +91,13 @@ class QSpecWorker(BaseSpecWorker):
                 chains=verification.chains,
                 overlap=self._overlap,
             )
-        self._launcher = Launcher(
-            target_worker, self._graphs, self._leader, widest=widest, overlap=self._overlap
-        )
+        self._launcher = Launcher(target_worker, self._graphs, self._leader, overlap=self._overlap)
         accounting = None if self._leader is None else self._leader.accounting
         self._settlement = Settlement(accounting, overlap=self._overlap)
         self._early: Pass | None = None
         """The next pass, if `launches_early` has decided it."""
+        self._lineup = Lineup([])
+        """The requests of the last batch that `launches_early` got."""
         sampling_seeds.install()
         grammar.install(get_exec().kernel.grammar_backend)
 
@@ -131,12 +133,12 @@ class QSpecWorker(BaseSpecWorker):
         scheduler passes `on_publish`. The worker calls `on_publish` with the new lengths int64 [bs]
         once the pass is launched, before the device has computed the lengths.
         """
-        if self._overlap:
+        early, self._early = self._early, None
+        if self._overlap and early is None:
             stream = torch.get_device_module(self._device).current_stream()
             record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish)
-        early, self._early = self._early, None
         if early is None:
             self._settlement.settle()
             prefill_tokens.recover(batch.reqs)
@@ -150,37 +152,43 @@ class QSpecWorker(BaseSpecWorker):
             [each.order.rows or () for each in passes], [each.result for each in passes]
         )
 
-    def launches_early(self, batch: ScheduleBatch) -> list[int] | None:
+    def launches_early(self, batch: ScheduleBatch) -> KnownLens | None:
         """Decide whether the next pass is launched before the host knows the last one's tokens.
 
         A pass without drafts is, after passes without drafts, so that the device does not wait for
-        the host between them. Returns the length of each text without its last token; None if the
-        pass is not launched early. Rank 0 decides, and all ranks ask for its choice in the same
-        rounds. Several ranks launch no pass early once speculation has ended.
+        the host between them. Returns the lengths of the texts; None if the pass is not launched
+        early. Rank 0 decides, and all ranks ask for its choice in the same rounds. Several ranks
+        launch no pass early once speculation has ended.
         """
         self._early = None
         if not self._overlap or not batch.forward_mode.is_decode() or batch.spec_info is None:
             return None
         if batch.spec_info.future_indices is None:
             return None
-        output_lens = self._settlement.coming_lens(batch.reqs)
+        lineup = self._lineup = self._lineup.of(batch.reqs)
+        output_lens = self._settlement.coming_lens(lineup)
         if output_lens is None or (self._ranks.size > 1 and not self._ranks.speculates):
             return None
-        lens = [
-            len(req.origin_input_ids) + output_len - 1
-            for req, output_len in zip(batch.reqs, output_lens, strict=True)
-        ]
+        early = EarlyPass(lineup, output_lens)
+        lens = lineup.prompt_lens + output_lens - 1
+        total = int(lens.sum())
         if self._leader is None:
-            self._early = Pass(batch, pipeline="queue", known_lens=output_lens)
+            self._early = Pass(batch, pipeline="queue", early=early)
         else:
             with guarded("deciding a pass early"):
-                self._early = self._leader.early(batch, output_lens, 1 + sum(lens) / len(lens))
+                self._early = self._leader.early(batch, early, 1 + total / len(lens))
             if self._ranks.size > 1 and speculation.failed():
                 self._early = None  # the other ranks learn of the failure by an order
         if self._ranks.choose(chosen=self._early is not None):
-            return lens
+            in_place = self._settlement.last_early(lineup) is not None
+            return KnownLens(torch.from_numpy(lens), total, in_place)
         self._early = None
         return None
+
+    @property
+    def has_early_pass(self) -> bool:
+        """Whether the next pass is an early one, which `launches_early` has decided."""
+        return self._early is not None
 
     @property
     def speculates(self) -> bool:
@@ -192,6 +200,10 @@ class QSpecWorker(BaseSpecWorker):
         self.endpoints = endpoints
         if self._leader is not None:
             self._leader.change_endpoints(endpoints)
+
+    def is_early(self, result: GenerationBatchResult) -> bool:
+        """Whether `result` is of a pass that was launched early and is not settled."""
+        return self._settlement.is_early(result)
 
     def settle(self, result: GenerationBatchResult) -> None:
         """Settle the pass with this result, which the scheduler is about to process."""
@@ -215,7 +227,7 @@ class QSpecWorker(BaseSpecWorker):
 
     def _decode(self, decided: Pass, on_publish: Publish | None) -> None:
         """Launch a decode pass. Without overlap, also settle it."""
-        if (self._overlap or self._ranks.size > 1) and decided.known_lens is None:
+        if (self._overlap or self._ranks.size > 1) and decided.early is None:
             with guarded("comparing the lengths of outputs"):
                 check_lengths(decided.reqs, decided.output_lens, decided.batch.seq_lens_cpu)
         verify_input = self._verify_input(decided)

@@ -46,6 +46,11 @@ class Tally:
         for source in accepted:
             self.accepted[source] += 1
 
+    def add_plain(self, passes: int) -> None:
+        """Count this number of passes without drafts."""
+        self.passes += passes
+        self.latest = []
+
     def clip(self, excess: int) -> list[Source]:
         """Subtract the last `excess` tokens of the latest pass, which follow the end of the output.
 

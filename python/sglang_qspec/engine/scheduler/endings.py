@@ -12,12 +12,15 @@ A search for a stop regex that takes too long ends its request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_qspec.engine.boundary.guard import guarded_hook
+from sglang_qspec.engine.boundary.hook import AROUND, Hook, OnError
 from sglang_qspec.engine.passes import prefill_tokens
 from sglang_qspec.engine.passes.request_record import record_of
 from sglang_qspec.engine.scheduler.search_limit import (
@@ -28,12 +31,43 @@ from sglang_qspec.engine.scheduler.search_limit import (
 from sglang_qspec.errors import shown
 
 
+def watch(reqs: Sequence[Any], *, plain: bool, early: bool) -> None:
+    """Let the next call of `Req.update_finish_state` for each of `reqs` be this module's.
+
+    SGLang calls it when it has added the tokens of a pass. A `plain` pass gives one token. Then
+    most requests are left to SGLang, whose own search finds the same end. Before an `early` pass no
+    request waits for tokens of its prefill.
+    """
+    if plain:
+        reqs = [
+            req
+            for req in reqs
+            if req.reasoning_tokens
+            or req.sampling_params.stop_regex_strs
+            or not (early or _is_searched(req))
+        ]
+    for req in reqs:
+        if req.finished_reason is None and not req.is_retracted:
+            req.update_finish_state = partial(_end_once, req)
+
+
+def _is_searched(req: Any) -> bool:
+    """Whether all tokens before the new ones are in the output, and have been searched."""
+    record = record_of(req)
+    return record.prefill is None and not record.unsearched
+
+
+def _end_once(req: Any, new_accepted_len: int = 1) -> None:
+    del req.update_finish_state
+    _guarded(type(req).update_finish_state, req, new_accepted_len)
+
+
 def update_finish_state(
     update: Callable[[Any, int], None], req: Any, new_accepted_len: int = 1
 ) -> None:
     """Around `Req.update_finish_state`, after `new_accepted_len` tokens joined the output.
 
-    SGLang adds one token of a prefill. If the prefill accepted drafts, this hook adds the others.
+    SGLang adds one token of a prefill. If the prefill accepted drafts, this adds the others.
     """
     if req.finished():
         return
@@ -52,12 +86,14 @@ def update_finish_state(
         req.finished_reason, req.finished_len = _too_long(patterns), len(output_ids)
 
 
-def spares(req: Any, new_accepted_len: int = 1) -> bool:
-    """Whether `update_finish_state` leaves a call to SGLang: one token, as in plain decoding."""
-    if new_accepted_len != 1 or req.reasoning_tokens or req.sampling_params.stop_regex_strs:
-        return False
-    record = record_of(req)
-    return record.prefill is None and not record.unsearched
+_guarded = guarded_hook(
+    Hook(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        update_finish_state,
+        AROUND,
+        OnError.SKIP,
+    )
+)
 
 
 def _too_long(patterns: list[str]) -> FINISH_ABORT:

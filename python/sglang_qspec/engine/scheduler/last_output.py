@@ -26,14 +26,16 @@ def output_streamer_class(streamer: type, scheduler: Any) -> type:
         has_additional_customized_info = True
         __slots__ = ()
 
-        def stream_output(self, reqs: list[Any], *args: Any, **kwargs: Any) -> None:
-            sent = [req for req in reqs if not stop_strings.has_begun(req)]
-            for req in sent:
+        def stream_output(
+            self, reqs: list[Any], return_logprob: bool, *args: Any, **kwargs: Any
+        ) -> None:
+            sent = stop_strings.without_begun(reqs)
+            for req in sent if return_logprob else ():
                 if req.return_logprob and req.sampling_params.max_new_tokens == 0:
                     # That of the token after the prompt, which SGLang lists with speculation only.
                     req.logprob.output_token_logprobs_val.clear()
                     req.logprob.output_token_logprobs_idx.clear()
-            super().stream_output(sent, *args, **kwargs)
+            super().stream_output(sent, return_logprob, *args, **kwargs)
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)

@@ -9,6 +9,7 @@ and not for parts of an answer without a stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.runtime_context import get_spec
@@ -30,6 +31,16 @@ def widen(params: Any) -> None:
     """Let SGLang look for the stop strings of a new request in all tokens that they may have."""
     params.stop_str_max_len = max((len(stop.encode()) for stop in params.stop_strs), default=0)
     params.stop_regex_max_len *= _BYTES
+
+
+def without_begun(reqs: Sequence[Any]) -> list[Any]:
+    """The requests of `reqs` whose output does not end with the beginning of a stop string."""
+    return [
+        req
+        for req in reqs
+        if not ((params := req.sampling_params).stop_strs or params.stop_regex_strs)
+        or not has_begun(req)
+    ]
 
 
 def has_begun(req: Any) -> bool:

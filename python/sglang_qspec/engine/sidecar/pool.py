@@ -201,11 +201,11 @@ class SidecarPool:
         for client in self._clients:
             client.report(rids)
 
-    def count(self, live: LiveRequest, drafted_by: Sequence[Source]) -> None:
-        """Note whose draft tokens a pass of a request accepted, besides the target's own token."""
+    def count(self, live: LiveRequest, drafted_by: Sequence[Source], passes: int = 1) -> None:
+        """Note whose draft tokens passes of a request accepted, besides the target's own tokens."""
         if len(self._clients) > 1 and (client := self._router.client_of(live)) is not None:
             right = sum(source in OF_SIDECARS for source in drafted_by)
-            client.count(live, right, len(drafted_by) + 1)
+            client.count(live, right, len(drafted_by) + passes)
 
     def awaits(self, live: LiveRequest) -> bool:
         """Whether a sidecar is about to send more of the request's step draft."""

@@ -12,7 +12,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_qspec.config import ALGORITHM
-from sglang_qspec.engine.passes.launch.future_map import KnownLengths
+from sglang_qspec.engine.passes.launch.future_map import LastTokens
 from sglang_qspec.engine.start import arguments
 
 
@@ -40,8 +40,8 @@ class QSpecAlgorithm(CustomSpecAlgo):
         req_to_token_pool: Any,
         needs_cpu_seq_lens: bool = True,
         needs_confidence_relay: bool = False,
-    ) -> KnownLengths:
-        return KnownLengths(
+    ) -> LastTokens:
+        return LastTokens(
             device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
         )
 

@@ -158,8 +158,8 @@ def scheduler() -> tuple[Hook, ...]:
     from sglang_qspec.engine.passes.launch import prefill_hooks
     from sglang_qspec.engine.scheduler import (
         early,
-        endings,
         internal_state,
+        kv_ahead,
         kv_reserve,
         last_output,
         lifecycle,
@@ -189,6 +189,7 @@ def scheduler() -> tuple[Hook, ...]:
             OnError.END_SPECULATION,
         ),
         Hook(_SCHEDULER + ".run_batch", early.decide, BEFORE, OnError.END_SPECULATION),
+        Hook(_SCHEDULER + "._forward_isolation", early.isolate, AROUND, OnError.SKIP),
         Hook(_SCHEDULER + ".process_batch_result", results.settle, BEFORE, OnError.END_SPECULATION),
         Hook(_SCHEDULER + ".send_abort_output", lifecycle.aborted, AFTER, OnError.END_SPECULATION),
         # QSPEC's output streamer ends requests; without it the speculator would keep them all.
@@ -204,6 +205,18 @@ def scheduler() -> tuple[Hook, ...]:
         Hook(_INTERNAL_STATE + "._add_speculative", internal_state.describe, AFTER, OnError.SKIP),
         Hook(
             _INTERNAL_STATE + "._update_handlers", internal_state.add_handlers, AFTER, OnError.SKIP
+        ),
+        Hook(
+            "sglang.srt.managers.schedule_batch.ScheduleBatch.new_tokens_required_next_decode",
+            kv_ahead.tokens_required,
+            AROUND,
+            OnError.SKIP,
+        ),
+        Hook(
+            "sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode",
+            kv_ahead.prepare,
+            AROUND,
+            OnError.SKIP,
         ),
         # Without wider rows a request could write to the KV slots of another request.
         Hook(
@@ -231,13 +244,6 @@ def scheduler() -> tuple[Hook, ...]:
             capture.logits_rows,
             AROUND,
             OnError.STOP_START,
-        ),
-        Hook(
-            "sglang.srt.managers.schedule_batch.Req.update_finish_state",
-            endings.update_finish_state,
-            AROUND,
-            OnError.SKIP,
-            spares=endings.spares,
         ),
         # Without these slots a prefill verifies no drafts.
         Hook(

@@ -98,7 +98,7 @@ class PassAccounting:
         seconds = self._record_time(pipeline, whole or trees, proposal.waited)
         if not rids:
             return 0.0
-        tokens = len(bonus_ids) + sum(map(len, accepted))
+        tokens = len(bonus_ids) + (sum(map(len, accepted)) if trees.width > 1 else 0)
         self._rows.observe_decode(len(rids), trees.rows, tokens)
         if seconds is None or self._core_use is None:
             return 0.0

@@ -183,9 +183,9 @@ class CoreUse:
             if self._use is DraftUse.ALL:
                 self._absent_s += seconds
             return
-        rows = [row for row, nodes in enumerate(accepted) for _ in nodes]
         drafted = 0
-        if rows:
+        if trees.width > 1:
+            rows = [row for row, nodes in enumerate(accepted) for _ in nodes]
             sources = trees.sources[rows, list(chain(*accepted))]
             drafted = int(np.isin(sources, list(OF_SIDECAR)).sum())
         bs = len(accepted)

@@ -10,9 +10,8 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
-from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-from sglang_qspec.engine.passes.launch.relay import carried
+from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.transfers import to_device
 
 
@@ -89,12 +88,10 @@ def finished(
     width: int,
     *,
     can_run_cuda_graph: bool,
-    relay: NgramVerifyInput | None = None,
 ) -> GenerationBatchResult:
     """The result of a pass in the form that the scheduler reads.
 
-    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs]. `relay` has the
-    tensors for the next pass (`passes.relay`); None makes them for a server without overlap.
+    `next_token_ids` are [bs * width], `accept_lens` and the new `seq_lens` [bs].
     """
     return GenerationBatchResult(
         logits_output=logits_output,
@@ -102,6 +99,6 @@ def finished(
         can_run_cuda_graph=can_run_cuda_graph,
         accept_lens=accept_lens,
         new_seq_lens=seq_lens,
-        next_draft_input=carried(accept_lens, seq_lens) if relay is None else relay,
+        next_draft_input=relayed(next_token_ids, accept_lens, seq_lens),
         speculative_num_draft_tokens=width,
     )

@@ -1,31 +1,49 @@
-"""SGLang's relay between passes, which can take the lengths of texts from the host.
+"""SGLang's relay between passes, which relays one token of each request.
 
-SGLang reads the lengths from the device before it launches a pass, and so waits for the end of the
-last pass (`FutureMap.resolve_seq_lens_cpu`). After a pass without drafts the host knows them.
+SGLang reads the lengths of the texts from the device before it launches a pass, and so waits for
+the end of the last pass (`FutureMap.resolve_seq_lens_cpu`). After a pass without drafts the host
+knows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-class KnownLengths(FutureMap):
-    """SGLang's `FutureMap`, which does not wait for the device if the host knows the lengths."""
+class KnownLens(NamedTuple):
+    """What the host knows of the texts of a batch before the last pass over them is complete."""
 
-    known: Sequence[int] | None = None
-    """Length of each text of the next batch, as SGLang counts it: without the last token. None if
-    only the device knows. The next call of `resolve_seq_lens_cpu` takes it."""
+    seq_lens: torch.Tensor
+    """int64 [bs] on the host: the length of each text without its last token, as SGLang counts."""
+    total: int
+    """The sum of `seq_lens`."""
+    in_place: bool
+    """Whether the last pass was over the same requests in the same order, so that its own tensors
+    on the device are what the next pass reads."""
+
+
+class LastTokens(FutureMap):
+    """SGLang's `FutureMap` with the last token of each text instead of all tokens of a pass.
+
+    It does not wait for the device if the host knows the lengths.
+    """
+
+    known: KnownLens | None = None
+    """What the host knows of the next batch, whose call of `resolve_seq_lens_cpu` takes it; None if
+    only the device knows the lengths."""
+    _in_place = False
+    """`KnownLens.in_place` of the batch of the last call of `resolve_seq_lens_cpu`."""
 
     def resolve_seq_lens_cpu(self, batch: ScheduleBatch, stream_ordered: bool = False) -> None:
         """Set the lengths of the batch on the device and on the host."""
         known, self.known = self.known, None
+        self._in_place = known is not None and known.in_place
         if known is None:
             super().resolve_seq_lens_cpu(batch, stream_ordered)
             return
@@ -33,6 +51,19 @@ class KnownLengths(FutureMap):
         if self.publish_ready is not None and not stream_ordered:
             self.publish_ready.wait()
         self._publish_fresh = False
-        batch.seq_lens = self.new_seq_lens_buf[batch.spec_info.future_indices]
-        batch.seq_lens_cpu = torch.tensor(known, dtype=torch.int64)
-        batch.seq_lens_sum = sum(known)
+        relay = batch.spec_info
+        batch.seq_lens = (
+            relay.new_seq_lens if known.in_place else self.new_seq_lens_buf[relay.future_indices]
+        )
+        batch.seq_lens_cpu, batch.seq_lens_sum = known.seq_lens, known.total
+
+    def stash(self, future_indices: torch.Tensor, payload: RelayPayload) -> None:
+        """Keep the last tokens of a pass over the requests in the slots `future_indices`."""
+        assert payload.accept_tokens is not None
+        self.output_tokens_buf[future_indices] = payload.accept_tokens.flatten()
+
+    def _resolve_spec_extras(self, batch: ScheduleBatch) -> None:
+        """Give the relay of a batch the last tokens of its texts."""
+        relay = batch.spec_info
+        if relay is not None and relay.future_indices is not None and not self._in_place:
+            relay.accept_tokens = self.output_tokens_buf[relay.future_indices]

@@ -130,7 +130,7 @@ def _is_special(req: Any) -> bool:
 def _room(req: Any, most: int) -> int:
     """Maximum number of draft tokens in the prefill; 0 if the chunk is not the prompt's last.
 
-    `most` is what SGLang's relay holds beside the target's own token.
+    `most` is the number of draft tokens of the widest pass.
     """
     if req.extend_end != len(req.full_untruncated_fill_ids) or req.to_finish is not None:
         return 0

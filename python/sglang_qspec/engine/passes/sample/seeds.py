@@ -11,8 +11,8 @@ draft tokens by their draft probabilities (`engine.requests.step_proposals`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.passes.request_record import record_of
 from sglang_qspec.messages import SeededSampling
 from sglang_qspec.transfers import to_device
@@ -92,12 +93,14 @@ def seeded_of(req: Any, *, reject: bool = False) -> SeededSampling | None:
     )
 
 
-@contextmanager
-def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> Iterator[None]:
-    """Within this context a pass over `batch` samples with the seeds of its requests.
+def seeded_draws(
+    batch: ScheduleBatch, proposals: Proposals | None = None, lineup: Lineup | None = None
+) -> AbstractContextManager[None]:
+    """A context in which a pass over `batch` samples with the seeds of its requests.
 
     `proposals` has the step-draft token at each node of the pass, for rejection sampling. Its
-    tensors are on the host. Seeds and proposals take one transfer.
+    tensors are on the host. Seeds and proposals take one transfer. Without proposals, passes over
+    one `lineup` share the seeds on the device.
     """
     info = batch.sampling_info
     if (
@@ -105,16 +108,30 @@ def seeded_draws(batch: ScheduleBatch, proposals: Proposals | None = None) -> It
         or info.is_all_greedy
         or info.sampling_mask_batch_indices is not None  # masks describe SGLang's own draw
     ):
-        yield
-        return
-    before = info.sampling_seed
-    seeds = np.array([_seed_of(req) for req in batch.reqs], np.int64)
+        return nullcontext()
+    device = info.temperatures.device
+    if lineup is None or proposals is not None:
+        return _drawing(info, *_staged(batch.reqs, device, proposals))
+    if lineup.seeds is None:
+        lineup.seeds = _staged(lineup.reqs, device, None)
+    return _drawing(info, *lineup.seeds)
+
+
+def _staged(
+    reqs: Sequence[Any], device: torch.device, proposals: Proposals | None
+) -> tuple[torch.Tensor, _PassDraws]:
+    """The seeds int64 [bs] of the requests on the device, and what else their draws need."""
+    seeds = np.array([_seed_of(req) for req in reqs], np.int64)
     drafted = () if proposals is None else proposals
-    info.sampling_seed, *staged = to_device(
-        info.temperatures.device, seeds, *(values.numpy() for values in drafted)
-    )
-    limit = rank_limit_of(req.sampling_params for req in batch.reqs)
-    setattr(info, _DRAWS, _PassDraws(Proposals(*staged) if staged else None, limit))
+    values, *staged = to_device(device, seeds, *(each.numpy() for each in drafted))
+    limit = rank_limit_of(req.sampling_params for req in reqs)
+    return values, _PassDraws(Proposals(*staged) if staged else None, limit)
+
+
+@contextmanager
+def _drawing(info: SamplingBatchInfo, seeds: torch.Tensor, draws: _PassDraws) -> Iterator[None]:
+    before, info.sampling_seed = info.sampling_seed, seeds
+    setattr(info, _DRAWS, draws)
     try:
         yield
     finally:

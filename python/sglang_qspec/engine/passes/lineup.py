@@ -1,0 +1,65 @@
+"""The requests of one pass after the other, and what does not change while they run together.
+
+While no request comes or goes, passes without drafts differ only in their tokens. So the host asks
+the requests once, and not before each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_qspec.engine.passes import tracing
+from sglang_qspec.policy import AnswerKind
+
+
+class Lineup:
+    """The requests `reqs` of a pass, in its order."""
+
+    def __init__(self, reqs: Sequence[Any]) -> None:
+        self.reqs = list(reqs)
+        self.rids = [req.rid for req in reqs]
+        self.seeds: Any = None
+        """What `sample.seeds` keeps on the device for the draws of all passes."""
+
+    def of(self, reqs: Sequence[Any]) -> Lineup:
+        """The lineup of `reqs`: this one if they are the same requests in the same order."""
+        return self if reqs == self.reqs else Lineup(reqs)
+
+    @cached_property
+    def prompt_lens(self) -> NDArray[np.int64]:
+        """int64 [bs]: length of each prompt in tokens."""
+        return np.array([len(req.origin_input_ids) for req in self.reqs], np.int64)
+
+    @cached_property
+    def kind(self) -> AnswerKind:
+        """The kind of answers of most requests."""
+        return AnswerKind.of_batch(
+            [
+                AnswerKind.GRAMMAR
+                if req.grammar is not None
+                else AnswerKind.GREEDY
+                if req.sampling_params.top_k == 1  # SGLang's form of temperature 0
+                else AnswerKind.SAMPLED
+                for req in self.reqs
+            ]
+        )
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether a prompt has images, of which SGLang may count the tokens differently."""
+        return any(req.multimodal_inputs is not None for req in self.reqs)
+
+    @cached_property
+    def has_traces(self) -> bool:
+        """Whether a request asks for a trace."""
+        return tracing.PassTrace.of(self.reqs) is not None
+
+    @cached_property
+    def has_records(self) -> bool:
+        """Whether a request may ask for labels of its tokens, or for a trace."""
+        return any(req.customized_info for req in self.reqs)
