@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmark.harness.server import Server
-from test.engine.contract import Answers, Bodies, ServerContract, seeded
+from test.engine.contract import Answers, Bodies, seeded
+from test.engine.server import test_contract
 from test.engine.server.running import (
     GREEDY,
     PENALIZED,
@@ -196,9 +197,7 @@ def test_a_seed_gives_the_same_text_with_overlap_and_without(
     assert ours == theirs
 
 
-class TestContract(ServerContract):
-    drafted_share = 1 / 4
-
+class TestContract(test_contract.TestContract):
     @pytest.fixture
     def server(self, as_gpu: Server) -> Server:
         return as_gpu
@@ -206,7 +205,3 @@ class TestContract(ServerContract):
     @pytest.fixture
     def bodies(self, bodies: Bodies) -> Bodies:
         return bodies[:6]
-
-    @pytest.fixture
-    def plainly_sampled(self, samples: Answers) -> Answers:
-        return samples
