@@ -16,8 +16,7 @@ from sglang_qspec.tools.models import DemoModels, demo_models
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """Name of this worker of pytest-xdist: gw0, gw1, ..."""
 SHARING = {
-    Path(__file__).parent / "engine" / name
-    for name in ("server", "features", "external", "reject", "gpu")
+    Path(__file__).parent / "engine" / name for name in ("server", "features", "external", "reject")
 }
 """Folders whose tests share a server."""
 

@@ -1,9 +1,11 @@
 """`scripts/toolkit` finds a CUDA toolkit of the machine or makes one of NVIDIA's wheels.
 
-`scripts/setup` refuses a driver that is too old for them.
+`scripts/setup` refuses a driver that is too old for them, and puts ninja on the PATH.
 """
 
+import hashlib
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,15 @@ def test_the_wheels_of_the_environment_become_a_toolkit(tmp_path: Path) -> None:
     for file in NEEDED:
         assert (venv / "cuda" / file).is_file()
     assert (venv / "cuda" / "nvvm" / "bin" / "cicc").is_file()
+
+
+def test_a_relative_path_of_the_environment_gives_whole_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `export CUDA_HOME=$(scripts/toolkit .venv)`, which the docs say."""
+    wheels(tmp_path / "venv")
+    monkeypatch.chdir(tmp_path)
+    assert run(Path("venv")) == (str(tmp_path / "venv" / "cuda"), "")
 
 
 def test_a_complete_toolkit_of_the_machine_wins(tmp_path: Path) -> None:
@@ -105,13 +116,19 @@ def test_without_any_toolkit_one_line_says_what_is_missing(tmp_path: Path) -> No
     assert len(error.splitlines()) == 1
 
 
+def write_smi(folder: Path, driver: str) -> None:
+    """An nvidia-smi that finds a GPU with this driver."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] || echo "{driver}"\n')
+    program.chmod(0o755)
+
+
 @pytest.mark.parametrize("driver", ["550.54.15", ""])
 def test_a_driver_that_is_too_old_ends_the_setup_before_it_installs_anything(
     tmp_path: Path, driver: str
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] || echo "{driver}"\n')
-    program.chmod(0o755)
+    write_smi(tmp_path, driver)
     done = subprocess.run(
         ["bash", SCRIPT.with_name("setup")],
         capture_output=True,
@@ -123,3 +140,23 @@ def test_a_driver_that_is_too_old_ends_the_setup_before_it_installs_anything(
         f"setup: the NVIDIA driver is {driver or 'unknown'}, but CUDA 13 needs 580 or newer: "
         "update the driver\n"
     )
+
+
+def test_the_setup_puts_the_ninja_of_the_environment_on_the_path(tmp_path: Path) -> None:
+    """SGLang and FlashInfer call ninja by its name. The environment here is a stub, and current."""
+    root = tmp_path / "root"
+    determining = ("requirements/cuda.txt", "pyproject.toml", "setup.py")
+    write(root, *determining, "python/sglang_qspec/cpu/native/module.cpp", ".venv/bin/ninja")
+    (root / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (root / "scripts").symlink_to(SCRIPT.parent)
+    content = (root / "setup.py").read_bytes()  # of each file
+    stamp = hashlib.sha256(b"cuda\n" + 4 * content).hexdigest()
+    (root / ".venv" / "stamp").write_text(f"{stamp}  -\n")
+    write_smi(tmp_path / "bin", "580.65.06")
+    done = subprocess.run(
+        ["bash", "-c", f"source {root}/scripts/setup; command -v ninja"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+    )
+    assert done.stdout.splitlines() == [str(root / ".venv" / "bin" / "ninja")], done.stderr

@@ -1,7 +1,6 @@
 """The sdist and the wheel: a server runs from the installed wheel, outside the checkout."""
 
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -14,29 +13,19 @@ from benchmark.harness.server import Server
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.server.running import COMMON, cores, generate, of_sidecar, state, tagged, until
+from test.repository import ROOT, copy_tracked, run
 
-ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements" / ("cuda.txt" if shutil.which("nvidia-smi") else "cpu.txt")
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough, pytest.mark.timeout(1800)]
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """The standard output of a command that must succeed."""
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 def test_a_server_runs_from_the_wheel_that_the_sdist_gives(
     models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uv = shutil.which("uv") or ROOT / ".venv-uv" / "bin" / "uv"
-    # A copy of the tracked files, because a build writes into its source.
     source = tmp_path / "source"
-    for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0")[:-1]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name)
+    copy_tracked(source)
     dist, environment = tmp_path / "dist", tmp_path / "environment"
     build = ["--no-build-isolation", "--python", sys.executable]
     run(uv, "build", *build, "--out-dir", dist, cwd=source)

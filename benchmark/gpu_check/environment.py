@@ -11,7 +11,7 @@ from typing import Any
 from benchmark.gpu_check.outcome import NotHereError, Options, Steps
 from benchmark.harness import standin
 from benchmark.harness.report import Table
-from sglang_qspec.tools.doctor.devices import old_driver
+from sglang_qspec.tools.doctor.devices import missing_ninja, old_driver
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python", "triton", "apache-tvm-ffi")
@@ -44,6 +44,7 @@ def environment(options: Options, steps: Steps) -> None:
         facts["cuda_home"] = _output([str(ROOT / "scripts" / "toolkit"), sys.prefix])
         compiler = str(Path(facts["cuda_home"]) / "bin" / "nvcc")
         facts["nvcc"] = _output([compiler, "--version"]).splitlines()[-1]
+        assert (missing := missing_ninja()) is None, missing
     with steps.check("sgl_kernel"):
         _needs_gpu(options)
         error = standin.import_error()

@@ -1,6 +1,6 @@
 """An error in the plugin ends speculation, not the server.
 
-A second SGLang plugin raises the errors in a running server.
+A second SGLang plugin raises the errors in a running server, which passes as a GPU server does.
 """
 
 import logging
@@ -18,7 +18,7 @@ from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.tools.models import DemoModels
 from test.engine.faulty import plugin
-from test.engine.overlapping import OVERLAP
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import (
     COMMON,
     QSPEC,
@@ -48,7 +48,7 @@ def load():
 
 
 @pytest.fixture(
-    params=["", pytest.param(OVERLAP, marks=pytest.mark.thorough)], ids=["normal", "overlap"]
+    params=[GPU_SHAPE, pytest.param("", marks=pytest.mark.thorough)], ids=["gpu", "normal"]
 )
 def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The environment of a server with a plugin that makes a pass fail."""

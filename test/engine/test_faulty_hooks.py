@@ -1,7 +1,8 @@
 """After an error in a hook, a running server fails no request and gives no wrong answer.
 
 A second plugin makes the server's hooks fail on demand. The tests compare the answers with those
-that the same server gives without drafts.
+that the same server gives without drafts. With `--thorough` all tests also run on a server that
+passes as a GPU server does.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from sglang_qspec.engine.start import hooks
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import AWAIT
 from test.engine.faulty import Faults
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import (
     COMMON,
     QSPEC,
@@ -38,9 +40,10 @@ TOKENS = {"max_new_tokens": 12}
 QUESTION = "Name three colours."
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    return Faults(tmp_path_factory.mktemp("faulty"), AWAIT)
+@pytest.fixture(scope="module", params=["normal", pytest.param("gpu", marks=pytest.mark.thorough)])
+def faults(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Faults:
+    more = GPU_SHAPE if request.param == "gpu" else ""
+    return Faults(tmp_path_factory.mktemp("faulty"), AWAIT + more)
 
 
 @pytest.fixture(scope="module")

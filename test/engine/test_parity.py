@@ -3,7 +3,7 @@
 100 prompts of 5 to 400 tokens, answers of up to 128 tokens, float32. One server answers without
 speculation. The other speculates, prefills in chunks of 64 tokens, reuses prefixes from the radix
 cache, and retracts requests because its KV pool is small. Meanwhile other requests are aborted.
-The tests run with SGLang's overlap scheduler and without.
+The tests run on a server of a CPU and on one that passes as a GPU server does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
-from test.engine.overlapping import OVERLAP
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import QSPEC, cores, state
 from test.preloaded.server import Server
 
@@ -92,7 +92,7 @@ def expected(models: DemoModels) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.fixture(scope="module", params=["normal", "overlap"])
+@pytest.fixture(scope="module")
 def server(
     request: pytest.FixtureRequest,
     models: DemoModels,
@@ -107,10 +107,10 @@ def server(
         *("--speculative-draft-model-path", str(models.draft)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    overlaps = request.param == "overlap"
-    environment = awaiting(tmp_path_factory.mktemp("plugin"), OVERLAP if overlaps else "")
+    as_gpu = request.param == "gpu"
+    environment = awaiting(tmp_path_factory.mktemp("plugin"), GPU_SHAPE if as_gpu else "")
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
-        assert running.get("/server_info")["disable_overlap_schedule"] is not overlaps
+        assert running.get("/server_info")["disable_overlap_schedule"] is not as_gpu
         wait_for_sidecar(running)
         yield running
         assert not state(running)["failed"], running.log[-4000:]
@@ -163,7 +163,14 @@ def ask(server: Server, text: str) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize(("concurrency", "ragged"), [(16, True), (16, False), (4, True), (1, True)])
+@pytest.mark.parametrize(
+    ("server", "concurrency", "ragged"),
+    [
+        *(("normal", 16, True), ("normal", 16, False), ("normal", 4, True), ("normal", 1, True)),
+        *(("gpu", 16, False), ("gpu", 4, False), ("gpu", 1, False)),
+    ],
+    indirect=["server"],
+)
 def test_every_answer_is_the_targets(
     server: Server,
     expected: list[list[int]],

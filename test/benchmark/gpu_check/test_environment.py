@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         toolkit / "bin" / "nvcc",
         "echo 'Cuda compilation tools, release 13.0, V1'; echo 'Build 13.0'",
     )
+    program(tmp_path / "bin" / "ninja", "")
     program(toolkit / "include" / "cuda_runtime.h", "")
     program(toolkit / "lib64" / "libcudart.so", "")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -61,6 +63,15 @@ def test_the_facts_and_what_is_missing_are_recorded(
         assert found.figures["cuda_home"] == str(machine / "cuda")
     else:
         assert "bin/nvcc" in found.failed["toolkit"]
+
+
+def test_a_machine_without_ninja_cannot_compile(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    steps = Steps()
+    environment(Options("cuda", emulated=False), steps)
+    assert "ninja" in steps.found.failed["toolkit"]
 
 
 @pytest.mark.usefixtures("machine")

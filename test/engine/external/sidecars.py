@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ ROOT = Path(__file__).parents[3]
 class Sidecars:
     """Starts sidecars at one endpoint, one at a time."""
 
-    def __init__(self, models: DemoModels, endpoint: str) -> None:
+    def __init__(self, models: DemoModels, endpoint: str, environment: dict[str, str]) -> None:
+        """`environment` are variables of the sidecars beside those of this process."""
         self.endpoint = endpoint
+        self.environment = environment
         self._models = models
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -62,5 +65,8 @@ class Sidecars:
 
     def _start(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | self.environment,
         )

@@ -29,7 +29,7 @@ MANY = [f"Number {number} of the list is" for number in range(24)]
 def other(server: Server, sidecars: Sidecars, models: DemoModels) -> Iterator[Sidecars]:
     """A second sidecar, which the server uses during the tests of this module."""
     turn(server, mode=MODES.index("auto"), fixed_width=0, step_tokens=16)
-    second = Sidecars(models, sidecars.endpoint + "2")
+    second = Sidecars(models, sidecars.endpoint + "2", sidecars.environment)
     second.start()
     try:
         assert change(server, second, 1) == [True]

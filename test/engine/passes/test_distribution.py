@@ -19,6 +19,7 @@ from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from torch import Tensor
 
 from sglang_qspec.engine.passes.sample.seeds import draws_of
+from sglang_qspec.verify import rows
 from sglang_qspec.verify.penalties import BatchPenalties, penalize
 from sglang_qspec.verify.rejection import Proposals, sample_near
 from test.engine.passes import toy
@@ -103,6 +104,13 @@ def test_sglangs_own_plain_passes_have_the_computed_distribution(
     check(decode_with_sglang(params, 40_000), params, record_property)
 
 
+@pytest.fixture
+def as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling computes all rows and all branches alike, as on a GPU."""
+    monkeypatch.setattr(rows, "picks", lambda _mask: False)
+
+
+@pytest.mark.usefixtures("as_gpu")  # passes of one width; a CPU has ragged ones
 @pytest.mark.parametrize(
     ("temperature", "name", "drafter", "shape", "accept"),
     [

@@ -1,4 +1,7 @@
-"""One running server for all tests of this folder: real target, real sidecar, float32."""
+"""Two running servers for all tests of this folder: real target, real sidecar, float32.
+
+`as_gpu` passes as a GPU server does, `server` is that of a CPU.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +12,9 @@ from benchmark.harness.dataset import render
 from benchmark.prompts import PROMPTS
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.ports import free_port
-from test.engine.awaiting import awaiting
+from test.engine.awaiting import awaiting, server_with_sidecar
 from test.engine.frequencies import SAMPLED, SAMPLES, sample
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import COMMON, GREEDY, PENALIZED, QSPEC, Plain, connected, cores
 from test.preloaded.server import Server
 
@@ -80,3 +84,18 @@ def server(starting: Server, plain: Plain) -> Server:
     starting.start()
     connected(starting)
     return starting
+
+
+@pytest.fixture(scope="package")
+def as_gpu(
+    models: DemoModels, plain: Plain, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server that passes as a GPU server does."""
+    folder = tmp_path_factory.mktemp("plugin")
+    flags = [
+        *("--max-running-requests", "4", "--enable-custom-logit-processor"),
+        *("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3"),
+        "--enable-streaming-session",
+    ]
+    with server_with_sidecar(models, folder, *flags, more=GPU_SHAPE) as running:
+        yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ def test_a_toolkit_of_another_release_than_torchs_is_a_failure(tmp_path: Path) -
         finding = devices.toolkit_in(tmp_path, cuda)
         assert finding.status is Status.OK
         assert finding.found.endswith("release 12.4")
+
+
+def test_a_path_without_ninja_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = devices.toolkit(Case(device="cuda"))
+    assert finding.status is Status.FAILURE
+    assert "ninja" in finding.found
+    assert f"{Path(sys.executable).parent}:$PATH" in finding.advice
+    write_command(tmp_path / "ninja", "1.13")
+    assert devices.missing_ninja() is None
 
 
 def test_the_oldest_driver_is_that_of_the_set_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from sglang_qspec import config
@@ -137,8 +138,18 @@ def _output(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def missing_ninja() -> str | None:
+    """What to say if there is no ninja, which SGLang and FlashInfer call to compile kernels."""
+    if shutil.which("ninja"):
+        return None
+    return "ninja, which SGLang compiles kernels with, is not on the PATH"
+
+
 def toolkit(case: Case) -> Finding:
-    """Whether SGLang finds a CUDA toolkit, with which it compiles kernels while it runs."""
+    """Whether SGLang finds what it compiles kernels with while it runs."""
+    if (missing := missing_ninja()) is not None:
+        beside = Path(sys.executable).parent
+        return failure(missing, f"Activate the virtual environment: export PATH={beside}:$PATH")
     import torch
 
     from sglang_qspec.engine.start import preflight
