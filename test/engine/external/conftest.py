@@ -48,7 +48,7 @@ def server(models: DemoModels, sidecars: Sidecars, environment: dict[str, str]) 
         *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
         *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
         *("--speculative-qspec-endpoint", sidecars.endpoint),
-        "--enable-custom-logit-processor",
+        *("--enable-custom-logit-processor", "--sleep-on-idle"),
     ]
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:
         connected(running)

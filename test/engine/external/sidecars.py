@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 from sglang_qspec.link import fingerprint
 from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import cores
+from test.preloaded.interpreter import Popen
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,13 +24,12 @@ class Sidecars:
         self.endpoint = endpoint
         self.environment = environment
         self._models = models
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen | None = None
 
     def start(self) -> None:
         """Start a sidecar that drafts."""
         self._start(
-            "sglang_qspec",
-            "sidecar",
+            "sglang_qspec.sidecar",
             "--model-path",
             str(self._models.draft),
             "--endpoint",
@@ -64,9 +64,9 @@ class Sidecars:
             self._process.wait()
 
     def _start(self, module: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
+        self._process = Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
-            stdin=subprocess.DEVNULL,
+            stdin=DEVNULL,
             env=os.environ | self.environment,
         )
