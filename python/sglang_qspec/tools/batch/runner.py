@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from sglang_qspec.errors import ClientError, ServerLostError
 from sglang_qspec.tools.batch.line import Line
+from sglang_qspec.tools.batch.line_guesses import LineGuesses
 from sglang_qspec.tools.batch.pool import Pool
 from sglang_qspec.tools.batch.server import LineServer, Reply, ReplyKind
 
@@ -44,12 +46,18 @@ class Runner:
     """
 
     def __init__(
-        self, servers: Sequence[LineServer], sink: Sink, *, permanent: int | None = None
+        self,
+        servers: Sequence[LineServer],
+        sink: Sink,
+        guesses: LineGuesses | None = None,
+        *,
+        permanent: int | None = None,
     ) -> None:
         """`permanent` is the number of servers that stay; None means all."""
         self._servers = servers
         self._permanent = servers[:permanent]
         self._sink = sink
+        self._guesses = guesses
         self._pool = Pool()
         self._failures: dict[int, int] = {}
         """Number of failed attempts of unsettled lines, by the number of the line."""
@@ -193,14 +201,18 @@ class Runner:
 
     def _settle(self, line: Line, reply: Reply) -> None:
         self._sink.settle(line, reply)
+        if self._guesses is not None:
+            self._guesses.settle(line)
         self._failures.pop(line.number, None)
         self._pool.settle(line)
 
     async def _ask(self, server: LineServer, line: Line) -> Reply:
         """The server's reply to a line; waits while the server is too busy."""
+        guesses = [] if self._guesses is None else self._guesses.find(line)
+        note = None if self._guesses is None else partial(self._guesses.note, line)
         pause = PAUSE_S
         for _ in range(BUSY_ATTEMPTS):
-            reply = await server.ask(line)
+            reply = await server.ask(line, guesses, note)
             if reply.kind is not ReplyKind.BUSY:
                 break
             await asyncio.sleep(pause)
