@@ -24,6 +24,8 @@ BUSY_ATTEMPTS = 20
 PAUSE_S = 0.5
 """First pause after a failure; the next ones double."""
 LONGEST_PAUSE_S = 30.0
+LONGEST_ABSENCE_S = 5.0
+"""Longest pause between two attempts to open a server that was lost."""
 GIVE_UP_S = 600.0
 """Time without any server after which the batch ends, in seconds."""
 
@@ -121,7 +123,7 @@ class Runner:
             elif not await self._reopen(server):
                 self._check_alone()
                 await self._done_within(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                pause = min(2 * pause, LONGEST_ABSENCE_S)
 
     async def _help(self, server: LineServer) -> None:
         """Open a server whenever too many lines wait, and close it when none waits."""
