@@ -21,10 +21,11 @@ POLL_S = 0.05
 class KilledBatch:
     """A batch whose processes are killed, each once, at equal intervals."""
 
-    def __init__(self, server: Server, path: Path, output: Path) -> None:
+    def __init__(self, server: Server, path: Path, output: Path, *more: str) -> None:
+        """Start it; `more` are further options of the command."""
         self._server = server
         self._output = output
-        self._command = command_of(server.url, path, output, "--resume")
+        self._command = command_of(server.url, path, output, "--resume", *more)
         self._client = self._new_client()
         self._down = 0.0
         """Seconds in which the server started again."""
