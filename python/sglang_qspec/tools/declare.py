@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_qspec import values
-from sglang_qspec.tools.guesses.earlier import Earlier
 
 SERVER = "http://127.0.0.1:30000"
 """Address of the server that a command asks by default."""
@@ -43,17 +42,3 @@ def switch(parser: argparse._ActionsContainer, name: str, help: str) -> None:
 def server(parser: argparse._ActionsContainer) -> None:
     """Declare the address of the server that the command asks."""
     value(parser, "--url", "address of the server", metavar="URL", default=SERVER)
-
-
-def guesses(parser: argparse._ActionsContainer) -> None:
-    """Declare the earlier runs of `qspec batch` whose answers are guesses."""
-    value(
-        parser,
-        "--guesses-from",
-        "answers of an earlier run of qspec batch, which become guesses: its output, and after a "
-        "comma its input, by whose prompts answers are found too; may be given several times",
-        Earlier.read,
-        "ANSWERS[,REQUESTS]",
-        default=[],
-        action="append",
-    )

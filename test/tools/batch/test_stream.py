@@ -50,13 +50,23 @@ def test_a_cut_answer_is_a_guess_with_its_tokens_and_no_answer() -> None:
     first, *_ = pieces(answer(BODIES[PLAIN]))
     found = taken(PLAIN, first)
     assert found.guess == Guess("answer ca978", HALF)
+    assert found.was_cut
     with pytest.raises(AnswerError, match="ended early"):
         found.response()
 
 
 def test_without_the_last_line_an_answer_is_cut() -> None:
+    found = taken(PLAIN, *pieces(answer(BODIES[PLAIN]))[:-1])
+    assert found.was_cut
     with pytest.raises(AnswerError, match="ended early"):
-        taken(PLAIN, *pieces(answer(BODIES[PLAIN]))[:-1]).response()
+        found.response()
+
+
+def test_an_aborted_answer_is_cut_and_a_finished_one_is_not() -> None:
+    assert not taken(PLAIN, *pieces(answer(BODIES[PLAIN]))).was_cut
+    aborted = taken(PLAIN, *pieces(answer({"prompt": "abort"})))
+    assert aborted.was_cut
+    assert aborted.response()[0] == 200
 
 
 def test_an_error_in_a_stream_is_a_response_with_its_status() -> None:

@@ -29,6 +29,7 @@ from sglang_qspec.tools.batch.results import Results
 from sglang_qspec.tools.batch.runner import Runner
 from sglang_qspec.tools.batch.server import LineServer
 from sglang_qspec.tools.batch.source import FileSource, LineSource, needs_ray
+from sglang_qspec.tools.guesses import earlier
 from sglang_qspec.tools.guesses.earlier import EarlierAnswers
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     resume = "keep the records of both files, and ask the rest"
     declare.switch(parser, "--resume", resume)
     declare.switch(parser, "--skip-invalid", "leave out lines that are not valid")
-    declare.guesses(parser)
+    earlier.add_option(parser)
     target = "the target: a folder, or a name on a hub (default: demo)"
     add("--model", target, metavar="PATH")
     add("--draft-model", "the draft model: a folder, or a name on a hub", metavar="PATH")
@@ -118,8 +119,8 @@ def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         is_file = options.output.is_file()  # and no device such as /dev/null
         path = _beside(options.output, PARTIAL) if is_file else None
         partials = stack.enter_context(Partials.open(path, resume=options.resume))
-        earlier = stack.enter_context(EarlierAnswers.open(options.guesses_from))
-        guesses = LineGuesses(partials, earlier if len(earlier) else None)
+        answers = stack.enter_context(EarlierAnswers.open(options.guesses_from))
+        guesses = LineGuesses(partials, answers if options.guesses_from else None)
         source = _source(options)
         lines = Lines(source, options.max_tokens, options.skip_invalid, results.answered)
         if not source.can_be_read_once:

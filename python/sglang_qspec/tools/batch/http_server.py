@@ -149,7 +149,7 @@ class HttpServer:
         finally:
             if timer is not None:
                 timer.cancel()
-            if not answer.is_complete:
+            if answer.was_cut:
                 note(answer.guess)
 
     async def close(self) -> None:

@@ -61,7 +61,7 @@ class StreamedAnswer:
         self._usage: Any = None
         self._sglext: Any = None
         self._error: Any = None
-        self.is_complete = False
+        self._is_complete = False
         """Whether the last piece has come."""
 
     def take(self, line: bytes) -> int:
@@ -73,7 +73,7 @@ class StreamedAnswer:
             return 0
         data = line[len(_DATA) :].strip()
         if data == _DONE:
-            self.is_complete = True
+            self._is_complete = True
             return 0
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
@@ -98,6 +98,12 @@ class StreamedAnswer:
         return len(text or "")
 
     @property
+    def was_cut(self) -> bool:
+        """Whether the server has not finished the answer."""
+        ended = self._end is not None and self._end.finish_reason != "abort"
+        return not (ended and self._is_complete)
+
+    @property
     def guess(self) -> Guess:
         """The text so far, as a guess for another attempt."""
         text = "".join(self._text)
@@ -108,7 +114,7 @@ class StreamedAnswer:
         """HTTP status and body of the same answer without streaming. Raises AnswerError."""
         if self._error is not None:
             return _count(self._error, "code") or 500, msgspec.json.encode(self._error)
-        if self._end is None or not self.is_complete:
+        if self._end is None or not self._is_complete:
             raise AnswerError("ended early")
         return 200, msgspec.json.encode(self._body(self._end))
 

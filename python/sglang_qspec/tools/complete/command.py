@@ -16,6 +16,7 @@ from sglang_qspec.tools.complete.marks import Brackets, Colours, Marks, summary
 from sglang_qspec.tools.complete.peers import printable, reading
 from sglang_qspec.tools.complete.pieces import end_of, labels, whole
 from sglang_qspec.tools.complete.stretches import Stretch, Stretches
+from sglang_qspec.tools.guesses import earlier
 from sglang_qspec.tools.guesses.earlier import EarlierAnswers
 from sglang_qspec.tools.guesses.guess import joined, limits_in
 
@@ -31,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare.server(parser)
     declare.switch(parser, "--show-drafts", "mark drafted text with its source")
     add("--max-new-tokens", "maximum number of output tokens", values.positive, "N", default=128)
-    declare.guesses(parser)
+    earlier.add_option(parser)
     temperature = values.number(0.0, 100.0)
     add("--temperature", "sampling temperature; 0 is greedy", temperature, "T", default=0.0)
     parser.set_defaults(run=run)
@@ -44,8 +45,8 @@ def run(options: argparse.Namespace, say: Callable[..., object] = print) -> None
     """
     client = Client(options.url)
     limits = limits_in(client.state())
-    with EarlierAnswers.open(options.guesses_from) as earlier:
-        guesses = earlier.texts(options.prompt, limits)
+    with EarlierAnswers.open(options.guesses_from) as answers:
+        guesses = answers.texts(options.prompt, limits)
     custom = {"qspec_return_provenance": True} if options.show_drafts else {}
     sampling: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 from array import array
@@ -15,6 +16,7 @@ import msgspec
 
 from sglang_qspec.errors import BatchError
 from sglang_qspec.guess_tags import OPEN_TAG, GuessLimits
+from sglang_qspec.tools import declare
 from sglang_qspec.tools.guesses.guess import Guess, fitted
 from sglang_qspec.tools.guesses.postings import MAX_NUMBERS, Postings, hash_of
 from sglang_qspec.tools.guesses.prompts import PromptIndex
@@ -61,6 +63,20 @@ class Earlier:
         if not answers:
             raise ValueError("ANSWERS or ANSWERS,REQUESTS: paths of JSONL files")
         return cls(Path(answers), Path(requests) if requests else None)
+
+
+def add_option(parser: argparse._ActionsContainer) -> None:
+    """Declare the option that names earlier runs."""
+    declare.value(
+        parser,
+        "--guesses-from",
+        "answers of an earlier run of qspec batch, which become guesses: its output, and after a "
+        "comma its input, by whose prompts answers are found too; may be given several times",
+        Earlier.read,
+        "ANSWERS[,REQUESTS]",
+        default=[],
+        action="append",
+    )
 
 
 class EarlierAnswers:
