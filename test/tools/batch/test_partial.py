@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_qspec.tools.batch import partial
+from sglang_qspec.tools.batch.line import parse
 from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.guesses.guess import Guess
 from test.tools.batch.scripted import line_of
@@ -78,7 +79,8 @@ def test_a_settled_line_is_forgotten_when_the_file_is_written_anew(
 
 def test_a_text_of_another_request_is_not_found(path: Path) -> None:
     Partials.open(path, resume=False).note(ONE, Guess("a", 1))
-    assert after(path).find(line_of(1, "another prompt")) is None
+    assert after(path).find(parse(1, b'{"custom_id": "one", "prompt": "two"}')) is None
+    assert after(path).find(line_of(1, "two")) is None
     assert after(path).find(ONE) == Guess("a", 1)
 
 
@@ -109,6 +111,15 @@ def test_a_file_that_is_torn_anywhere_gives_texts_that_were_written(path: Path) 
         assert guess.text in texts
         found.note(ONE, Guess(guess.text + "!", 1))
         assert after(path).find(ONE) == Guess(guess.text + "!", 1)
+
+
+def test_a_piece_whose_beginning_is_missing_is_ignored(path: Path) -> None:
+    partials = Partials.open(path, resume=False)
+    for text in ("ab", "abcd", "abcdef"):
+        partials.note(ONE, Guess(text, len(text)))
+    first, _, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + last)
+    assert after(path).find(ONE) == Guess("ab", 2)
 
 
 @pytest.mark.parametrize(

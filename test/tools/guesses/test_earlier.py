@@ -65,7 +65,8 @@ def test_answers_are_found_by_equal_and_by_similar_prompts(write: Any) -> None:
         words[chance.randrange(20)], words[chance.randrange(20)] = "new", "other"
         assert found(runs, "new", prompt) == [f"answer {number}"]
         assert found(runs, "new", " ".join(words)) == [f"answer {number}"]
-    assert found(runs, "new", " ".join(chance.choices(WORDS, k=20))) == []
+    others = [*chance.choices(WORDS, k=18), *prompts[0].split()[:2]]
+    assert found(runs, "new", " ".join(others)) == []
     assert found(runs, "1", prompts[1]) == ["answer 1"]
     assert found(runs, "1", prompts[2]) == ["answer 1", "answer 2"]
 
@@ -87,8 +88,10 @@ def test_a_prompt_belongs_to_the_answers_of_its_own_run(write: Any) -> None:
     requests = write("requests", json.dumps({"prompt": "p"}))
     runs = [Earlier(write("old", record("1", "old")), None)]
     runs.append(Earlier(write("new", record("1", "new")), requests))
-    runs.append(Earlier(write("other", record("2", "other")), requests))
+    later = write("later requests", json.dumps({"prompt": "q"}))
+    runs.append(Earlier(write("later", record("2", "later")), later))
     assert found(runs, None, "p") == ["new"]
+    assert found(runs, None, "q") == []
 
 
 def test_a_common_template_does_not_hide_what_differs() -> None:

@@ -240,10 +240,12 @@ def test_a_long_answer_is_streamed_in_pieces_of_constant_size() -> None:
 
 def test_answers_of_an_earlier_batch_are_guesses(asked: Upstream, tmp_path: Path) -> None:
     answers, requests = tmp_path / "answers", tmp_path / "requests"
+    tagged = "Why?<NGRAMGUESS>Hello</NGRAMGUESS>"
     body = {"choices": [{"text": "Because"}]}
-    answers.write_text(json.dumps({"custom_id": "a", "response": {"body": body}}))
+    answers.write_text(json.dumps({"custom_id": "1", "response": {"body": body}}))
     messages = [{"role": "user", "content": "Why?"}]
-    requests.write_text(json.dumps({"custom_id": "a", "messages": messages}))
+    lines = [{"messages": messages}, {"prompt": tagged, "custom_id": "1"}]
+    requests.write_text("\n".join(map(json.dumps, lines)))
     with (
         EarlierAnswers.open([Earlier(answers, requests)]) as earlier,
         shown(asked.url, earlier=earlier) as show,
@@ -251,8 +253,8 @@ def test_answers_of_an_earlier_batch_are_guesses(asked: Upstream, tmp_path: Path
         for prompt, chat, speculate, guesses in (
             ("Why?", False, True, ["Because"]),
             ("Why?", True, True, ["Because"]),
-            ("Why?<NGRAMGUESS>Hello</NGRAMGUESS>", True, True, ["Hello", "Because"]),
-            ("Why?<NGRAMGUESS>Hello</NGRAMGUESS>", False, True, None),
+            (tagged, True, True, ["Hello", "Because"]),
+            (tagged, False, True, None),
             ("Why?", True, False, None),
             ("What?", True, True, None),
         ):
