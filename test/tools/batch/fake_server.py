@@ -114,7 +114,7 @@ class FakeServer:
         self, request: web.Request, body: dict[str, Any], prompt: str
     ) -> web.StreamResponse:
         """Send the answer in two pieces."""
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         first, *others = pieces(answer(body))
         await response.write(first)

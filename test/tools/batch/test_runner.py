@@ -25,6 +25,7 @@ PROMPTS = [f"prompt {i}" for i in range(1000)]
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PAUSE_S", 0.001)
     monkeypatch.setattr(runner, "LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr(runner, "LONGEST_ABSENCE_S", 0.004)
 
 
 def ran(servers: list[ScriptedServer], prompts: list[str], *, permanent: int | None = None) -> Kept:

@@ -22,6 +22,8 @@ from sglang_qspec.tools.guesses.guess import Guess
 
 logger = logging.getLogger(__name__)
 
+EVENTS = "text/event-stream"
+"""The type of a streamed answer."""
 NOTE_S = 1.0
 """Minimum time between two notes of the text of an answer, in seconds."""
 OPEN_S = 30.0
@@ -122,7 +124,7 @@ class HttpServer:
         """
         request = request_of(line, guesses, self._abilities, stream=note is not None)
         async with self._http.request(line.url, request.body, within=self._timeout) as response:
-            if note is not None and request.streams and response.status == 200:
+            if note is not None and response.content_type == EVENTS:
                 answer = StreamedAnswer(line.url, self._abilities.weight_version)
                 await self._receive(response, answer, note)
                 status, data = answer.response()

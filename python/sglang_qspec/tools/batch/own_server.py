@@ -43,8 +43,8 @@ def launch_settings(
         logger.info(
             "without --model the demo models answer: target %s, draft %s", model, draft_model
         )
-    flags = ["--model-path", model, "--speculative-algorithm", "QSPEC"]
-    flags += ["--stream-interval", str(STREAM_TOKENS)]
+    flags = ["--model-path", model, "--stream-interval", str(STREAM_TOKENS)]
+    flags += ["--speculative-algorithm", "QSPEC"]
     if draft_model is not None:
         flags += ["--speculative-draft-model-path", draft_model]
     return flags, config.server_environment("cuda" if on_cuda else "cpu")

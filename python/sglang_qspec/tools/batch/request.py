@@ -33,8 +33,6 @@ class Request:
     """What is sent to a server."""
 
     body: bytes
-    streams: bool
-    """Whether the answer comes in pieces."""
     guessed: bool
     """Whether the batch has added guesses."""
 
@@ -53,7 +51,7 @@ def request_of(
     if streams:
         body |= STREAM
     data = msgspec.json.encode(body) if streams or guessed else line.body
-    return Request(data, streams, guessed)
+    return Request(data, guessed)
 
 
 def _can_stream(line: Line, body: dict[str, Any], abilities: Abilities) -> bool:
