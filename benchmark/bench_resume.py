@@ -86,7 +86,7 @@ def measure_guesses(
             return found[name]
 
         say("a server without a draft model")
-        batch("warm-up", path)
+        run(server.url, write_lines(folder / "short", PROMPTS[:4], 16), folder / "warm-up")
         first, answers = batch("first", path), folder / "first.jsonl"
         cut_all(path, answers, folder / "replay.jsonl")
         replay = batch("replay", path, "--resume")
@@ -102,7 +102,6 @@ def measure_guesses(
             ]
             same += pair
             ratios.append(pair[0].rate / pair[1].rate)
-    del found["warm-up"]
     record["rows"] += [each.row(name) for name, each in found.items()]
     record["identical"] &= alike and all(each.texts == first.texts for each in same)
     record |= {
@@ -144,7 +143,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=positive, default=4, help="running requests of a server (default: 4)")
     add("--max-tokens", type=positive, default=128, help="length of an answer (default: 128)")
     add("--rounds", type=positive, default=3, help="rounds with unrelated guesses (default: 3)")
-    add("--variants", type=positive, default=4, help="of the prompts of the killed batch")
+    add("--variants", type=positive, default=5, help="of each prompt that is killed (default: 5)")
     add("--interval", type=positive, default=20, help="seconds between kills (default: 20)")
     add_servers(parser, "float32", EXACT)
     return parsed(parser, argv)
