@@ -194,8 +194,8 @@ def test_an_earlier_run_gives_guesses(
     answers.write_text("".join(line % (name, text) + "\n" for name, text in old))
     requests.write_text(json.dumps({"custom_id": "other", "prompt": "a prompt of some words"}))
     write_lines(path, [*PROMPTS[:3], "a prompt of some  words"])
-    given = [path, "--output", output, "--url", url]
-    assert batch(*given, "--guesses-from", f"{answers},{requests}") == 0
+    runs = ["--guesses-from", f"{answers},{requests}"]
+    assert batch(path, "--output", output, "--url", url, *runs) == 0
     assert_complete(output, [*PROMPTS[:3], "a prompt of some  words"])
     assert fake.guesses == {
         PROMPTS[0]: [["old answer"]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -41,10 +42,13 @@ def test_a_note_appends_what_is_new_with_one_system_call(
     partials = Partials.open(path, resume=False)
     partials.note(ONE, Guess("a" * 10_000, 10_000))
     calls: list[int] = []
-    write = partial.os.write
-    monkeypatch.setattr(
-        partial.os, "write", lambda file, data: calls.append(len(data)) or write(file, data)
-    )
+    write = os.write
+
+    def counted(descriptor: int, data: bytes) -> int:
+        calls.append(len(data))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", counted)
     partials.note(ONE, Guess("a" * 10_000 + "bc", 10_002))
     (size,) = calls
     assert size < 200

@@ -106,10 +106,11 @@ def test_chats_that_a_server_divides_are_not_streamed(parser: str) -> None:
     assert abilities_of(info(**{parser: "qwen3"})).streams == {PLAIN}
 
 
+ODD_LIMITS: tuple[Any, ...] = ({}, 7, [], {"guesses": -1, "tokens": 5}, {"guesses": "many"})
+
+
 @pytest.mark.parametrize(
-    "state",
-    [{}, {"qspec": 7}, {"qspec": {}}, *({"qspec": {"guess_limits": x}} for x in ({}, 7, [])),
-     {"qspec": {"guess_limits": {"guesses": -1, "tokens": "many"}}}],
-)  # fmt: skip
+    "state", [{}, {"qspec": 7}, *({"qspec": {"guess_limits": limits}} for limits in ODD_LIMITS)]
+)
 def test_a_server_without_limits_gets_no_guesses(state: dict[str, Any]) -> None:
     assert abilities_of({"internal_states": [state]}).guesses is None

@@ -240,7 +240,7 @@ def test_a_further_server_ends_when_no_line_waits() -> None:
             await asyncio.sleep(0.001)
         return ANSWERED
 
-    first.ask = ask  # type: ignore[method-assign]
+    first.ask = ask  # type: ignore[method-assign,assignment]
     ran([first, second], PROMPTS, permanent=1)
     assert len(first.asked) == 1
 

@@ -37,10 +37,10 @@ def limits_in(state: Any) -> GuessLimits | None:
     limits = state.get("guess_limits") if isinstance(state, dict) else None
     if not isinstance(limits, dict):
         return None
-    numbers = [limits.get(name) for name in ("guesses", "tokens")]
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
+    guesses, tokens = limits.get("guesses"), limits.get("tokens")
+    if not (isinstance(guesses, int) and isinstance(tokens, int) and min(guesses, tokens) > 0):
         return None
-    return GuessLimits(*numbers)
+    return GuessLimits(guesses, tokens)
 
 
 def fitted(guesses: Iterable[Guess], limits: GuessLimits) -> list[str]:
