@@ -164,7 +164,10 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
         "model": body.get("model", "default"),
         "choices": [choice],
         "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS, "total_tokens": TOKENS + 1},
-        "metadata": {"weight_version": "default"},
+        "metadata": {
+            "weight_version": "default",
+            "weight_versions": [{"version": "default", "start": 0, "end": TOKENS}],
+        },
     }
     if body.get("return_spec_tokens_details"):
         figures = {"spec_verify_ct": PASSES, "spec_num_correct_drafts": ACCEPTED}

@@ -139,9 +139,15 @@ class StreamedAnswer:
             "model": self._chunk.model,
             "choices": [choice],
             "usage": usage,
-            "metadata": None if version is None else {"weight_version": version},
+            "metadata": None if version is None else _versions(version, usage),
         }
         return body if self._sglext is None else {**body, "sglext": self._sglext}
+
+
+def _versions(version: str, usage: Any) -> dict[str, Any]:
+    """What an answer says of the weights of the target, if they have not changed meanwhile."""
+    span = {"version": version, "start": 0, "end": _count(usage, "completion_tokens")}
+    return {"weight_version": version, "weight_versions": [span]}
 
 
 def _count(fields: Any, name: str) -> int:
