@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import by_group, mixed, spread
 from benchmark.harness.options import EXACT, add_servers, parsed, parser_of, positive, settings_of
 from benchmark.harness.output import print_record, say
 from benchmark.harness.report import Table
@@ -41,6 +42,7 @@ from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.resume.batches import Outcome, cut_all, edited, run, swapped, write_lines
 from benchmark.resume.kills import KilledBatch
+from sglang_qspec.tools.models.prompts import load
 
 MINUTE_S = 60.0
 PARTS = ("guesses", "kills")
@@ -71,9 +73,10 @@ def measure_guesses(
     folder: Path, settings: Settings, options: argparse.Namespace, record: dict[str, Any]
 ) -> None:
     """Add what guesses save on a server without a draft model."""
-    path = write_lines(folder / "in.jsonl", PROMPTS, options.max_tokens)
+    prompts = prompts_of(options)
+    path = write_lines(folder / "in.jsonl", prompts, options.max_tokens)
     chance = random.Random(1)
-    texts = [edited(prompt, PROMPTS, chance) for prompt in PROMPTS]
+    texts = [edited(prompt, prompts, chance) for prompt in prompts]
     other = write_lines(folder / "edited-in.jsonl", texts, options.max_tokens, "edited-")
     flags = ("--speculative-algorithm", "QSPEC")
     found: dict[str, Outcome] = {}
@@ -136,12 +139,24 @@ def measure_kills(
     }
 
 
+def prompts_of(options: argparse.Namespace) -> Sequence[str]:
+    """The prompts whose answers become guesses. Raises ConfigError."""
+    if options.dataset is None:
+        return PROMPTS
+    groups = by_group(load(options.dataset), options.groups)
+    texts = {name: [prompt.text for prompt in each] for name, each in groups.items()}
+    return spread(mixed(texts), options.num_prompts)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench_resume", __doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     add("--slots", type=positive, default=4, help="running requests of a server (default: 4)")
     add("--max-tokens", type=positive, default=128, help="length of an answer (default: 128)")
+    add("--dataset", type=Path, help="prompts of the part guesses: JSONL, or Spec-Bench's format")
+    add("--groups", nargs="+", help="groups of the dataset (default: all)")
+    add("--num-prompts", type=positive, default=12, help="of the dataset (default: 12)")
     add("--rounds", type=positive, default=3, help="rounds with unrelated guesses (default: 3)")
     add("--variants", type=positive, default=5, help="of each prompt that is killed (default: 5)")
     add("--interval", type=positive, default=20, help="seconds between kills (default: 20)")
