@@ -170,6 +170,18 @@ def test_a_retracted_request_keeps_its_trie_and_is_submitted_again(
     assert len(tree_of(active, "a", [8, 9], 4)) == 4
 
 
+@pytest.mark.parametrize("output_ids", [[8, 9], []], ids=["retracted", "from the start"])
+def test_a_request_that_comes_again_keeps_its_guesses(
+    link: FakeSidecarLink, output_ids: list[int]
+) -> None:
+    active = connect(link)
+    guesses = {"qspec_guess_ids": [8, 9, 4, 5, 6]}
+    enqueue(active, custom_params=guesses)
+    tree_of(active, "a", [8, 9], 4)
+    enqueue(active, output_ids=output_ids, custom_params=guesses)
+    assert tree_of(active, "a", [8, 9], 4).token_ids == (9, 4, 5, 6)
+
+
 def test_an_admitted_request_is_deferred_once_and_again_after_a_retraction(
     active: Speculator, link: FakeSidecarLink
 ) -> None:

@@ -12,6 +12,7 @@ TIMES = "milliseconds above 0, or requests:milliseconds pairs such as 1:30,8:45"
 SLO = "NAME=SECONDS with a name of mean, p50, p95, p99, ttft and seconds above 0"
 WRONG = [
     ("batch", "--in-flight", "0", "a whole number from 1 to 4096"),
+    ("complete", "--guesses-from", ",b", "ANSWERS or ANSWERS,REQUESTS: paths of JSONL files"),
     ("doctor", "--port", "0", "a whole number from 1 to 65535"),
     ("doctor", "--device", "gpu", "cpu, cuda or cuda:N"),
     ("models compare", "--in-flight", "49", "a whole number from 1 to 48"),

@@ -1,12 +1,14 @@
 """`qspec complete` against a running server."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmark.harness.server import Server
 from sglang_qspec.__main__ import main
-from test.engine.server.running import generate
+from test.engine.server.running import generate, state, until
 
 pytestmark = pytest.mark.server
 
@@ -39,6 +41,22 @@ def test_it_marks_drafted_text_and_counts_its_tokens(
     assert found is not None
     numbers = [int(part.split()[0]) for part in counts[found.end() :].split(", ")]
     assert sum(numbers) == 24
+
+
+def test_the_answer_of_an_earlier_batch_is_a_guess(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = generate(server, PROMPT, max_new_tokens=24)["text"]
+    answers, requests = tmp_path / "answers", tmp_path / "requests"
+    body = {"choices": [{"text": expected}]}
+    answers.write_text(json.dumps({"custom_id": "a", "response": {"body": body}}))
+    requests.write_text(json.dumps({"custom_id": "a", "prompt": PROMPT}))
+    until(lambda: state(server)["live_requests"] == 0)
+    before = state(server)["accepted_tokens"]["guess"]
+    given = ["--guesses-from", f"{answers},{requests}"]
+    assert main(["complete", "--url", server.url, *given, *OPTIONS, PROMPT]) == 0
+    assert capsys.readouterr().out == expected + "\n"
+    until(lambda: state(server)["accepted_tokens"]["guess"] > before)
 
 
 def test_a_refusal_of_the_server_is_one_sentence(

@@ -4,7 +4,8 @@
 
 It has the endpoints that `qspec batch` uses. An answer depends only on the prompt. Words in a
 prompt ask for faults: `status-500` answers with that status, `flaky-2` fails the first two times,
-`abort` ends with the finish reason `abort`, `crash` ends the process, `hang` does not answer.
+`abort` ends with the finish reason `abort`, `crash` ends the process, `hang` does not answer, and
+`stall-2` sends half of a streamed answer the first two times, and then nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -22,6 +24,10 @@ from aiohttp import web
 
 TOKENS = 4
 """Number of output tokens of each answer."""
+HALF = 12
+"""Characters of the first piece of a streamed answer."""
+MAX_GUESS_TOKENS = 1000
+"""Length of the guesses of a request; each character is a token."""
 PASSES, ACCEPTED = 2, 2
 """Figures of the passes of each answer."""
 
@@ -39,12 +45,21 @@ class FakeServer:
         self._info = {
             "model_path": "fake",
             "max_running_requests": slots,
+            "weight_version": "default",
             "internal_states": [
-                {"effective_max_running_requests_per_dp": slots, "qspec": {"sidecar": "ready"}}
+                {
+                    "effective_max_running_requests_per_dp": slots,
+                    "qspec": {
+                        "sidecar": "ready",
+                        "guess_limits": {"guesses": 64, "tokens": MAX_GUESS_TOKENS},
+                    },
+                }
             ],
         }
         self.asked: Counter[str] = Counter()
         """Number of requests with each prompt."""
+        self.guesses: dict[str, list[list[str]]] = {}
+        """The guesses of each request, by prompt."""
         self.order: list[str] = []
         """The prompts in the order of their requests."""
         self.most = 0
@@ -74,26 +89,49 @@ class FakeServer:
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         prompt = prompt_of(body)
+        guesses = (body.get("custom_params") or {}).get("qspec_guesses", [])
         if self._remembers:
             self.asked[prompt] += 1
             self.order.append(prompt)
+            self.guesses.setdefault(prompt, []).append(guesses)
         self._now += 1
         self.most = max(self.most, self._now)
         try:
             if self._delay:
                 await asyncio.sleep(self._delay)
-            return await self._faulty(prompt) or web.json_response(answer(body))
+            if faulty := await self._faulty(prompt, guesses):
+                return faulty
+            if body.get("stream"):
+                return await self._stream(request, body, prompt)
+            return web.json_response(answer(body))
         finally:
             self._now -= 1
 
-    async def _faulty(self, prompt: str) -> web.Response | None:
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], prompt: str
+    ) -> web.StreamResponse:
+        """Send the answer in two pieces."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        first, *others = pieces(answer(body))
+        await response.write(first)
+        stall = re.search(r"stall-(\d+)", prompt)
+        if stall and self.asked[prompt] <= int(stall[1]):
+            await asyncio.sleep(3600)
+        for piece in others:
+            await response.write(piece)
+        return response
+
+    async def _faulty(self, prompt: str, guesses: list[str]) -> web.Response | None:
         if "crash" in prompt:
             os._exit(1)
         if "hang" in prompt:
             await asyncio.sleep(3600)
+        if sum(map(len, guesses)) > MAX_GUESS_TOKENS:
+            return web.json_response({"message": "the guesses are too long"}, status=400)
         status = re.search(r"status-(\d+)", prompt)
         flaky = re.search(r"flaky-(\d+)", prompt)
         if status or (flaky and self.asked[prompt] <= int(flaky[1])):
@@ -126,11 +164,35 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
         "model": body.get("model", "default"),
         "choices": [choice],
         "usage": {"prompt_tokens": 1, "completion_tokens": TOKENS, "total_tokens": TOKENS + 1},
+        "metadata": {
+            "weight_version": "default",
+            "weight_versions": [{"version": "default", "start": 0, "end": TOKENS}],
+        },
     }
     if body.get("return_spec_tokens_details"):
         figures = {"spec_verify_ct": PASSES, "spec_num_correct_drafts": ACCEPTED}
         found["sglext"] = {"spec_tokens_details": figures}
     return found
+
+
+def pieces(whole: dict[str, Any]) -> list[bytes]:
+    """An answer as SGLang streams it."""
+    (choice,) = whole.pop("choices")
+    del whole["metadata"]
+    common = {key: whole.pop(key) for key in ("id", "model")}
+    message = choice.pop("message", None)
+    text = message["content"] if message else choice.pop("text")
+    found: list[dict[str, Any]] = []
+    for part in (text[:HALF], text[HALF:]):
+        form = {"delta": {"content": part}} if message else {"text": part}
+        found.append({**common, "choices": [{**form, "index": 0, "finish_reason": None}]})
+    found[0]["usage"] = {"completion_tokens": HALF}
+    found[-1]["choices"][0] |= choice
+    extension = whole.pop("sglext", None)
+    if extension is not None:
+        found.append({**common, "choices": [], "sglext": extension})
+    found.append({**common, "choices": [], **whole})
+    return [b"data: %s\n\n" % json.dumps(each).encode() for each in found] + [b"data: [DONE]\n\n"]
 
 
 def main() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from sglang_qspec.errors import ServerLostError
 from sglang_qspec.tools.batch.line import Line, parse
-from sglang_qspec.tools.batch.server import Reply, ReplyKind
+from sglang_qspec.tools.batch.server import Note, Reply, ReplyKind
+from sglang_qspec.tools.guesses.guess import Guess
 
 ANSWERED = Reply(ReplyKind.ANSWERED, 200, b"{}")
 
@@ -29,6 +30,8 @@ class ScriptedServer:
         self._reply, self._seconds = reply, seconds
         self.asked: list[str] = []
         """The custom_ids of the lines in the order in which they came."""
+        self.guesses: dict[str, list[list[str]]] = {}
+        """The guesses of each attempt, by custom_id."""
         self.most = self.now = self.opened = 0
         self.refuses_to_open = 0
         """Number of times that `open` fails from now on."""
@@ -46,8 +49,11 @@ class ScriptedServer:
         """Break all connections."""
         self._lost.set()
 
-    async def ask(self, line: Line) -> Reply:
+    async def ask(self, line: Line, guesses: Sequence[Guess], note: Note | None) -> Reply:
         self.asked.append(line.custom_id)
+        self.guesses.setdefault(line.custom_id, []).append([guess.text for guess in guesses])
+        if note is not None:
+            note(Guess(f"text {len(self.guesses[line.custom_id])} of {line.custom_id}", 4))
         self.now += 1
         self.most = max(self.most, self.now)
         try:

@@ -19,7 +19,7 @@ import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.tools.batch import own_server, progress
-from test.tools.batch.fake_server import FakeServer
+from test.tools.batch.fake_server import HALF, MAX_GUESS_TOKENS, FakeServer, text_of
 from test.tools.batch.fakes import (
     ROOT,
     assert_complete,
@@ -152,6 +152,65 @@ def test_resume_asks_only_the_lines_without_a_record(
     assert output.read_bytes().startswith(b"".join(kept))
     assert_complete(output, PROMPTS)
     assert "25 lines answered, 0 failed (15 more were settled before)" in capsys.readouterr().out
+
+
+def test_an_answer_that_is_cut_is_a_guess_of_the_next_attempt(
+    path: Path, fake: FakeServer, url: str, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stalled answer ends by its time limit, and in the next process by its kill."""
+    write_lines(path, ["stall-1", "b"])
+    assert batch(path, "--output", output, "--url", url, "--timeout", "1") == 0
+    text = text_of("stall-1")[:HALF]
+    assert fake.guesses == {"stall-1": [[], [text]], "b": [[]]}
+    assert_complete(output, ["stall-1", "b"])
+    assert not output.with_suffix(".partial.jsonl").exists()
+
+
+def test_resume_sends_what_a_killed_process_had_of_its_answers(
+    path: Path, fake: FakeServer, url: str, output: Path
+) -> None:
+    write_lines(path, ["stall-1", "b"])
+    command = [sys.executable, "-m", "sglang_qspec", "batch", str(path), "--output", str(output)]
+    partial = output.with_suffix(".partial.jsonl")
+    with subprocess.Popen([*command, "--url", url], cwd=ROOT) as process:
+        while not partial.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert batch(path, "--output", output, "--url", url, "--resume") == 0
+    assert fake.guesses == {"stall-1": [[], [text_of("stall-1")[:HALF]]], "b": [[]]}
+    assert_complete(output, ["stall-1", "b"])
+    assert not partial.exists()
+
+
+def test_an_earlier_run_gives_guesses(
+    tmp_path: Path, path: Path, fake: FakeServer, url: str, output: Path
+) -> None:
+    long = "x" * (MAX_GUESS_TOKENS + 1)
+    old = [(PROMPTS[0], "old answer"), ("other", "found by its prompt"), (PROMPTS[1], long)]
+    answers, requests = tmp_path / "old.jsonl", tmp_path / "old-requests.jsonl"
+    body = {"choices": [{"text": "%s"}], "usage": {"completion_tokens": 3}}
+    line = json.dumps({"custom_id": "%s", "response": {"status_code": 200, "body": body}})
+    answers.write_text("".join(line % (name, text) + "\n" for name, text in old))
+    requests.write_text(json.dumps({"custom_id": "other", "prompt": "a prompt of some words"}))
+    write_lines(path, [*PROMPTS[:3], "a prompt of some  words"])
+    runs = ["--guesses-from", f"{answers},{requests}"]
+    assert batch(path, "--output", output, "--url", url, *runs) == 0
+    assert_complete(output, [*PROMPTS[:3], "a prompt of some  words"])
+    assert fake.guesses == {
+        PROMPTS[0]: [["old answer"]],
+        PROMPTS[1]: [[long], []],  # the server has refused it
+        PROMPTS[2]: [[]],
+        "a prompt of some  words": [["found by its prompt"]],
+    }
+
+
+def test_an_earlier_run_that_is_absent_stops_the_batch(
+    path: Path, fake: FakeServer, url: str, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert batch(path, "--output", output, "--url", url, "--guesses-from", "absent") == 1
+    assert "qspec: absent cannot be read: No such file or directory" in capsys.readouterr().err
+    assert not fake.asked
 
 
 def test_an_output_with_records_is_refused_without_resume(

@@ -52,7 +52,7 @@ async def opened(self: HttpServer) -> None:
     """Find no fault with the server."""
 
 
-async def asked(self: HttpServer, line: Line) -> Reply:
+async def asked(self: HttpServer, line: Line, *_: object) -> Reply:
     """Answer a line; the line `crash` ends the server."""
     if line.custom_id == "crash":
         raise ServerLostError("the connection broke")

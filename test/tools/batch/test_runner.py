@@ -11,6 +11,8 @@ import pytest
 from sglang_qspec.errors import BatchError, ClientError, ServerLostError
 from sglang_qspec.tools.batch import pool, runner
 from sglang_qspec.tools.batch.line import Line
+from sglang_qspec.tools.batch.line_guesses import LineGuesses
+from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.batch.pool import LINES_AHEAD
 from sglang_qspec.tools.batch.runner import Runner
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
@@ -23,6 +25,7 @@ PROMPTS = [f"prompt {i}" for i in range(1000)]
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PAUSE_S", 0.001)
     monkeypatch.setattr(runner, "LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr(runner, "LONGEST_ABSENCE_S", 0.004)
 
 
 def ran(servers: list[ScriptedServer], prompts: list[str], *, permanent: int | None = None) -> Kept:
@@ -32,6 +35,22 @@ def ran(servers: list[ScriptedServer], prompts: list[str], *, permanent: int | N
     kept.assert_once(prompts)
     assert all(server.closed and not server.now for server in servers)
     return kept
+
+
+def test_a_line_that_is_asked_again_gets_its_text_as_a_guess_until_it_is_settled() -> None:
+    failed = Reply(ReplyKind.FAILED, reason="no")
+    fails = iter((failed, ANSWERED, failed, failed, failed))
+    server = ScriptedServer(depth=1, reply=lambda _line: next(fails))
+    partials = Partials(None)
+    kept = Kept()
+    run = Runner([server], kept, LineGuesses(partials))
+    asyncio.run(asyncio.wait_for(run.run(aiter(Input(["a", "b"]))), 60))
+    assert server.guesses == {
+        "a": [[], ["text 1 of a"]],
+        "b": [[], ["text 1 of b"], ["text 2 of b"]],
+    }
+    assert kept.failed == {"b": "no"}
+    assert [partials.find(line_of(n, name)) for n, name in ((1, "a"), (2, "b"))] == [None, None]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000])
@@ -214,14 +233,14 @@ def test_more_servers_open_only_while_too_many_lines_wait() -> None:
 def test_a_further_server_ends_when_no_line_waits() -> None:
     first, second = ScriptedServer("first", depth=1), ScriptedServer("second", depth=64)
 
-    async def ask(line: Line) -> Reply:
+    async def ask(line: Line, *_: object) -> Reply:
         """The second server has to answer all other lines, and to end, before the first one."""
         first.asked.append(line.custom_id)
         while not second.closed:
             await asyncio.sleep(0.001)
         return ANSWERED
 
-    first.ask = ask  # type: ignore[method-assign]
+    first.ask = ask  # type: ignore[method-assign,assignment]
     ran([first, second], PROMPTS, permanent=1)
     assert len(first.asked) == 1
 

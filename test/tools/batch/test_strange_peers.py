@@ -15,12 +15,34 @@ import pytest
 from sglang_qspec.__main__ import main
 from sglang_qspec.tools.batch import runner
 from sglang_qspec.tools.complete import peers
-from test.strange_server import Answer, Strange, response, strange, strange_responses
+from test.strange_server import (
+    PIECE,
+    Answer,
+    Strange,
+    endless,
+    response,
+    strange,
+    strange_responses,
+)
 from test.tools.batch.fakes import records_of, write_lines
 
 INFO = {"max_running_requests": 8, "internal_states": [{"qspec": {"sidecar": "ready"}}]}
 FIGURES: tuple[Any, ...] = ("many", 1.5, -1, 2**70, [], {}, "7")
+STREAM = "Content-Type: text/event-stream"
+LONG = b"x" * PIECE
 ESCAPES = "\x1b]0;owned\x07 \x9b2J refused\nline 7 (x) failed: forged"
+
+
+def events(*pieces: bytes) -> bytes:
+    """A streamed answer."""
+    return response(b"".join(b"data: %s\n\n" % piece for piece in pieces), STREAM)
+
+
+def endless_events(begin: bytes, piece: bytes) -> Iterator[bytes]:
+    """A streamed answer without an end, as far as a client can tell."""
+    head, *pieces = endless(begin, piece)
+    yield head.replace(b"\r\n\r\n", b"\r\n%s\r\n\r\n" % STREAM.encode(), 1)
+    yield from pieces
 
 
 def answer(**fields: Any) -> bytes:
@@ -47,6 +69,15 @@ def serving(info: Any = None) -> Iterator[tuple[Strange, Strange, list[str]]]:
             odd[f"tokens {value}"] = partial(answer, usage=usage)
         for name in ("passes []", "passes {}", "tokens []", "tokens {}"):
             del odd[name]  # nothing is no figure
+        odd["a stream that ends early"] = lambda: events(b'{"choices": [{"text": "x"}]}')
+        odd["a stream without JSON"] = lambda: events(b"{", b"[DONE]")
+        odd["a stream of lists"] = lambda: events(b"[]", b"[DONE]")
+        odd["a stream of half a pair"] = lambda: events(b'{"choices": [{"text": "\\ud800"}]}')
+        odd["an error in a stream"] = lambda: events(b'{"error": {"code": 400}}', b"[DONE]")
+        odd["an endless stream"] = lambda: endless_events(
+            b"", b'data: {"choices": [{"text": "%s"}]}\n' % LONG
+        )
+        odd["an endless event"] = lambda: endless_events(b"data: ", LONG)
 
         def respond(path: str, body: bytes) -> Answer:
             if path == "/server_info":
@@ -99,3 +130,23 @@ def test_a_strange_server_info_is_an_error_of_one_line(
     assert said.startswith("qspec: ")
     assert said.count("\n") == 1
     assert len(said) < 500
+
+
+def test_a_server_that_streams_more_than_texts_is_asked_without_streams(tmp_path: Path) -> None:
+    bodies: list[Any] = []
+
+    def respond(path: str, body: bytes) -> Answer:
+        if not body:
+            return response(INFO)
+        bodies.append(json.loads(body))
+        delta = {"reasoning_content": "Hm"}
+        piece = json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode()
+        return events(piece) if bodies[-1].get("stream") else answer()
+
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"messages": [{"content": "a"}]}\n' * 3)
+    with strange(respond) as server:
+        given = ["batch", str(path), "--output", str(output), "--url", server.url]
+        assert main([*given, "--in-flight", "1"]) == 0
+    assert [bool(body.get("stream")) for body in bodies] == [True, False, False, False]
+    assert [each["custom_id"] for each in records_of(output)] == ["1", "2", "3"]

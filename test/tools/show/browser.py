@@ -18,6 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.guesses.earlier import EarlierAnswers
 from sglang_qspec.tools.show.server import ShowServer
 
 FLAGS = (
@@ -52,9 +53,11 @@ def chromium(folder: Path) -> Iterator[Chrome]:
 
 
 @contextmanager
-def shown(url: str, prompts: Sequence[str] = ()) -> Iterator[ShowServer]:
+def shown(
+    url: str, prompts: Sequence[str] = (), earlier: EarlierAnswers | None = None
+) -> Iterator[ShowServer]:
     """`qspec show` for the server at `url`."""
-    with ShowServer("127.0.0.1", 0, Client(url), prompts) as server:
+    with ShowServer("127.0.0.1", 0, Client(url), prompts, earlier) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.guesses.earlier import Earlier, EarlierAnswers
 from sglang_qspec.tools.show import server as module
 from sglang_qspec.tools.show.server import ShowServer
 from test.tools.show.answers import SKY, long
@@ -234,3 +236,28 @@ def test_a_long_answer_is_streamed_in_pieces_of_constant_size() -> None:
         *pieces, last, end = events(show, QUESTION)
     assert max(len(json.dumps(event)) for event in (*pieces, end)) < 1000
     assert len(last["passes"]) == 100
+
+
+def test_answers_of_an_earlier_batch_are_guesses(asked: Upstream, tmp_path: Path) -> None:
+    answers, requests = tmp_path / "answers", tmp_path / "requests"
+    tagged = "Why?<NGRAMGUESS>Hello</NGRAMGUESS>"
+    body = {"choices": [{"text": "Because"}]}
+    answers.write_text(json.dumps({"custom_id": "1", "response": {"body": body}}))
+    messages = [{"role": "user", "content": "Why?"}]
+    lines = [{"messages": messages}, {"prompt": tagged, "custom_id": "1"}]
+    requests.write_text("\n".join(map(json.dumps, lines)))
+    with (
+        EarlierAnswers.open([Earlier(answers, requests)]) as earlier,
+        shown(asked.url, earlier=earlier) as show,
+    ):
+        for prompt, chat, speculate, guesses in (
+            ("Why?", False, True, ["Because"]),
+            ("Why?", True, True, ["Because"]),
+            (tagged, True, True, ["Hello", "Because"]),
+            (tagged, False, True, None),
+            ("Why?", True, False, None),
+            ("What?", True, True, None),
+        ):
+            events(show, {"prompt": prompt, "chat": chat, "speculate": speculate})
+            custom = asked.asked[-1]["sampling_params"]["custom_params"]
+            assert custom.get("qspec_guesses") == guesses

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+QSPEC = {"guess_limits": {"guesses": 2, "tokens": 100}}
+"""The server's part of /server_info."""
 Token = tuple[str, str]
 """Text and source."""
 
@@ -135,7 +137,7 @@ def upstream(*scripts: Script) -> Iterator[Upstream]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._json({"model_path": "/models/<tiny>", "internal_states": [{"qspec": {}}]})
+            self._json({"model_path": "/models/<tiny>", "internal_states": [{"qspec": QSPEC}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

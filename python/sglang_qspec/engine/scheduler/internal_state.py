@@ -45,6 +45,10 @@ def describe(result: None, controller: Any, state: dict[str, Any]) -> None:
             "failed": speculation.active() is None,
             **latest.describe(),
             "settings": latest.runtime_settings.describe(),
+            "guess_limits": {
+                "guesses": latest.settings.max_guesses,
+                "tokens": latest.settings.max_guess_tokens,
+            },
         }
 
 

@@ -21,12 +21,16 @@ from sglang_qspec.tools.batch import own_server
 from sglang_qspec.tools.batch.cluster import options as cluster_options
 from sglang_qspec.tools.batch.depth import MAX_DEPTH
 from sglang_qspec.tools.batch.http_server import HttpServer
+from sglang_qspec.tools.batch.line_guesses import LineGuesses
 from sglang_qspec.tools.batch.lines import Lines
+from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.batch.progress import Progress
 from sglang_qspec.tools.batch.results import Results
 from sglang_qspec.tools.batch.runner import Runner
 from sglang_qspec.tools.batch.server import LineServer
 from sglang_qspec.tools.batch.source import FileSource, LineSource, needs_ray
+from sglang_qspec.tools.guesses import earlier
+from sglang_qspec.tools.guesses.earlier import EarlierAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ USAGE = (
     "                   [options] [-- FLAGS OF THE SERVER]"
 )
 WAY_ON = "the same command with --resume continues"
+PARTIAL = ".partial.jsonl"
+"""How the name of the file ends that has the texts of unfinished answers."""
 FAILED = 3
 """Exit status if some lines are in the file of errors."""
 MAX_FILES = 65536
@@ -62,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     resume = "keep the records of both files, and ask the rest"
     declare.switch(parser, "--resume", resume)
     declare.switch(parser, "--skip-invalid", "leave out lines that are not valid")
+    earlier.add_option(parser)
     target = "the target: a folder, or a name on a hub (default: demo)"
     add("--model", target, metavar="PATH")
     add("--draft-model", "the draft model: a folder, or a name on a hub", metavar="PATH")
@@ -109,6 +116,11 @@ def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         results = stack.enter_context(Results.open(options.output, errors, resume=options.resume))
         if options.ray is not None:
             stack.enter_context(_cluster(options.ray))
+        is_file = options.output.is_file()  # and no device such as /dev/null
+        path = _beside(options.output, PARTIAL) if is_file else None
+        partials = stack.enter_context(Partials.open(path, resume=options.resume))
+        answers = stack.enter_context(EarlierAnswers.open(options.guesses_from))
+        guesses = LineGuesses(partials, answers if options.guesses_from else None)
         source = _source(options)
         lines = Lines(source, options.max_tokens, options.skip_invalid, results.answered)
         if not source.can_be_read_once:
@@ -118,11 +130,13 @@ def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         try:
             if lines.total is None or lines.total > before:
                 with _servers(options) as servers:
-                    stopped = asyncio.run(_answer(options, servers, lines, progress))
+                    stopped = asyncio.run(_answer(options, servers, lines, progress, guesses))
         except QSpecError:
             if progress.settled:
                 logger.warning("stopped: %s\n%s", progress.summary(), WAY_ON)
             raise
+        if stopped is None:
+            partials.remove()
     if stopped is not None:
         logger.warning("interrupted; %s", WAY_ON)
     elif lines.total is not None and progress.settled < lines.total:
@@ -156,7 +170,7 @@ def _check(options: argparse.Namespace, errors: Path) -> None:
         raise ConfigError("--draft-model needs --model")
     if options.url and len({url.rstrip("/") for url in options.url}) < len(options.url):
         raise ConfigError("--url has the same address twice")
-    paths = [Path(options.input), options.output, errors]
+    paths = [Path(options.input), options.output, errors, _beside(options.output, PARTIAL)]
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("INPUT, --output and --errors must be different files")
 
@@ -211,7 +225,11 @@ def _servers(options: argparse.Namespace) -> Iterator[Sequence[LineServer]]:
 
 
 async def _answer(
-    options: argparse.Namespace, servers: Sequence[LineServer], lines: Lines, progress: Progress
+    options: argparse.Namespace,
+    servers: Sequence[LineServer],
+    lines: Lines,
+    progress: Progress,
+    guesses: LineGuesses,
 ) -> int | None:
     """Answer all lines; returns the number of the signal that ended the run, or None."""
     _allow_connections()
@@ -231,7 +249,7 @@ async def _answer(
     try:
         async with progress.shown():
             permanent = None if options.ray is None else options.min_servers
-            await Runner(servers, progress, permanent=permanent).run(lines.unanswered())
+            await Runner(servers, progress, guesses, permanent=permanent).run(lines.unanswered())
     except asyncio.CancelledError:
         return received[0]
     return None

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sglang_qspec.errors import AnswerError, ClientError, ServerLostError
-from sglang_qspec.tools.batch.depth import depth_of, priority_of
+from sglang_qspec.tools.batch.abilities import Abilities, abilities_of
+from sglang_qspec.tools.batch.depth import depth_of
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.reply import reply_of
-from sglang_qspec.tools.batch.server import Reply, ReplyKind
+from sglang_qspec.tools.batch.request import request_of
+from sglang_qspec.tools.batch.server import Note, Reply, ReplyKind
+from sglang_qspec.tools.batch.stream import PartsError, StreamedAnswer
 from sglang_qspec.tools.complete import peers
-from sglang_qspec.tools.complete.http import Failure, Http, WrongAddress, reason_of
+from sglang_qspec.tools.complete.http import Failure, Http, Response, WrongAddress, reason_of
+from sglang_qspec.tools.guesses.guess import Guess
 
+logger = logging.getLogger(__name__)
+
+EVENTS = "text/event-stream"
+"""The type of a streamed answer."""
+NOTE_S = 1.0
+"""Minimum time between two notes of the text of an answer, in seconds."""
 OPEN_S = 30.0
 """Time limit of the requests that find out whether a server works, in seconds."""
 _PASSWORD = re.compile(r"//[^/]*@")
@@ -46,7 +57,7 @@ class HttpServer:
         self._in_flight = in_flight
         self._derived = 1
         self._yields = yields
-        self._priority: int | None = None
+        self._abilities = Abilities()
 
     @property
     def depth(self) -> int:
@@ -64,7 +75,7 @@ class HttpServer:
                     raise ServerLostError(reason)
                 info = peers.decode(await self._http.read(response))
                 self._derived = depth_of(info)
-                self._priority = priority_of(info) if self._yields else None
+                self._abilities = abilities_of(info, yields=self._yields)
         except WrongAddress:
             raise ClientError(
                 f"--url is {self.name!r}, but must be the URL of an SGLang server such as "
@@ -79,14 +90,24 @@ class HttpServer:
         except ClientError as error:
             raise ClientError(f"--url is {self.name!r}, but {error}") from None
 
-    async def ask(self, line: Line) -> Reply:
-        """Send a line and wait for its reply. Raises ServerLostError."""
-        body = line.body
-        if self._priority is not None:
-            body = msgspec.json.encode(msgspec.json.decode(body) | {"priority": self._priority})
+    async def ask(
+        self, line: Line, guesses: Sequence[Guess] = (), note: Note | None = None
+    ) -> Reply:
+        """Send a line and wait for its reply. Raises ServerLostError.
+
+        Without `note` the answer is not streamed. A request whose guesses the server refuses is
+        sent without them.
+        """
         try:
-            async with self._http.request(line.url, body, within=self._timeout) as response:
-                return reply_of(response.status, await self._http.read(response), line)
+            try:
+                reply, guessed = await self._send(line, guesses, note)
+            except PartsError:
+                logger.warning("%s streams more than texts; no more is streamed", self.name)
+                self._abilities = replace(self._abilities, streams=frozenset())
+                reply, guessed = await self._send(line, guesses, None)
+            if guessed and reply.kind is ReplyKind.REFUSED:
+                reply, _ = await self._send(line, (), note)
+            return reply
         except AnswerError as error:
             return Reply(ReplyKind.FAILED, reason=f"the answer {error}")
         except TimeoutError:
@@ -96,6 +117,45 @@ class HttpServer:
         if not await self._is_healthy():
             raise ServerLostError(f"{self.name}: {reason}")
         return Reply(ReplyKind.FAILED, reason=reason)
+
+    async def _send(
+        self, line: Line, guesses: Sequence[Guess], note: Note | None
+    ) -> tuple[Reply, bool]:
+        """The reply to a line, and whether guesses were sent.
+
+        Raises AnswerError, PartsError, Failure and TimeoutError.
+        """
+        request = request_of(line, guesses, self._abilities, stream=note is not None)
+        async with self._http.request(line.url, request.body, within=self._timeout) as response:
+            if note is not None and response.content_type == EVENTS:
+                answer = StreamedAnswer(line.url, self._abilities.weight_version)
+                await self._receive(response, answer, note)
+                status, data = answer.response()
+            else:
+                status, data = response.status, await self._http.read(response)
+        return reply_of(status, data, line), request.guessed
+
+    async def _receive(self, response: Response, answer: StreamedAnswer, note: Note) -> None:
+        """Read a streamed answer, and note its text a second after it has grown."""
+        timer: asyncio.TimerHandle | None = None
+
+        def tell() -> None:
+            nonlocal timer
+            timer = None
+            note(answer.guess)
+
+        try:
+            with self._http.room() as take:
+                async for data in self._http.lines(response):
+                    length = answer.take(data)
+                    take(length)
+                    if length and timer is None:
+                        timer = asyncio.get_running_loop().call_later(NOTE_S, tell)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if answer.was_cut:
+                note(answer.guess)
 
     async def close(self) -> None:
         """Close the connections."""

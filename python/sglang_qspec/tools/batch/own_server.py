@@ -13,13 +13,16 @@ from sglang_qspec.errors import BatchError, ServerLostError
 from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.runner import ATTEMPTS
-from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.batch.server import Note, Reply
 from sglang_qspec.tools.complete.http import Http
+from sglang_qspec.tools.guesses.guess import Guess
 from sglang_qspec.tools.local_server import LocalServer
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+STREAM_TOKENS = 16
+"""Tokens of a piece of a streamed answer, because each piece takes time of the server."""
 DEATHS = ATTEMPTS + 1
 """Number of ends of the server in a row, without an answer between them, that stop the batch.
 Before that, a line that ends the server each time has failed."""
@@ -40,7 +43,8 @@ def launch_settings(
         logger.info(
             "without --model the demo models answer: target %s, draft %s", model, draft_model
         )
-    flags = ["--model-path", model, "--speculative-algorithm", "QSPEC"]
+    flags = ["--model-path", model, "--stream-interval", str(STREAM_TOKENS)]
+    flags += ["--speculative-algorithm", "QSPEC"]
     if draft_model is not None:
         flags += ["--speculative-draft-model-path", draft_model]
     return flags, config.server_environment("cuda" if on_cuda else "cpu")
@@ -95,9 +99,11 @@ class OwnServer(HttpServer):
             return False
         return True
 
-    async def ask(self, line: Line) -> Reply:
+    async def ask(
+        self, line: Line, guesses: Sequence[Guess] = (), note: Note | None = None
+    ) -> Reply:
         """Send a line and wait for its reply. Raises ServerLostError."""
-        reply = await super().ask(line)
+        reply = await super().ask(line, guesses, note)
         self._deaths = 0
         return reply
 

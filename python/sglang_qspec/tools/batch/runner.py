@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from sglang_qspec.errors import ClientError, ServerLostError
 from sglang_qspec.tools.batch.line import Line
+from sglang_qspec.tools.batch.line_guesses import LineGuesses
 from sglang_qspec.tools.batch.pool import LINES_AHEAD, Pool
 from sglang_qspec.tools.batch.server import LineServer, Reply, ReplyKind
 
@@ -22,6 +24,8 @@ BUSY_ATTEMPTS = 20
 PAUSE_S = 0.5
 """First pause after a failure; the next ones double."""
 LONGEST_PAUSE_S = 30.0
+LONGEST_ABSENCE_S = 5.0
+"""Longest pause between two attempts to open a server that was lost."""
 GIVE_UP_S = 600.0
 """Time without any server after which the batch ends, in seconds."""
 
@@ -47,6 +51,7 @@ class Runner:
         self,
         servers: Sequence[LineServer],
         sink: Sink,
+        guesses: LineGuesses | None = None,
         *,
         permanent: int | None = None,
         lines_ahead: int = LINES_AHEAD,
@@ -58,6 +63,7 @@ class Runner:
         self._servers = servers
         self._permanent = servers[:permanent]
         self._sink = sink
+        self._guesses = guesses
         self._pool = Pool(lines_ahead)
         self._failures: dict[int, int] = {}
         """Number of failed attempts of unsettled lines, by the number of the line."""
@@ -121,7 +127,7 @@ class Runner:
             elif not await self._reopen(server):
                 self._check_alone()
                 await self._done_within(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                pause = min(2 * pause, LONGEST_ABSENCE_S)
 
     async def _help(self, server: LineServer) -> None:
         """Open a server whenever too many lines wait, and close it when none waits."""
@@ -201,14 +207,18 @@ class Runner:
 
     def _settle(self, line: Line, reply: Reply) -> None:
         self._sink.settle(line, reply)
+        if self._guesses is not None:
+            self._guesses.settle(line)
         self._failures.pop(line.number, None)
         self._pool.settle(line)
 
     async def _ask(self, server: LineServer, line: Line) -> Reply:
         """The server's reply to a line; waits while the server is too busy."""
+        guesses = [] if self._guesses is None else self._guesses.find(line)
+        note = None if self._guesses is None else partial(self._guesses.note, line)
         pause = PAUSE_S
         for _ in range(BUSY_ATTEMPTS):
-            reply = await server.ask(line)
+            reply = await server.ask(line, guesses, note)
             if reply.kind is not ReplyKind.BUSY:
                 break
             await asyncio.sleep(pause)

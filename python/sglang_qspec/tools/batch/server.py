@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
 from sglang_qspec.tools.batch.line import Line
+from sglang_qspec.tools.guesses.guess import Guess
+
+Note = Callable[[Guess], object]
+"""Takes the text of an answer that is not complete: now and then, and when it is cut."""
 
 
 class ReplyKind(Enum):
@@ -62,8 +67,11 @@ class LineServer(Protocol):
         Raises ServerLostError if it may answer later, and another QSpecError if it never will.
         """
 
-    async def ask(self, line: Line) -> Reply:
-        """Send a line and wait for its reply. Raises ServerLostError."""
+    async def ask(self, line: Line, guesses: Sequence[Guess], note: Note | None, /) -> Reply:
+        """Send a line with guesses of its answer, and wait for its reply.
+
+        The most likely guess is the first; a server may leave out guesses. Raises ServerLostError.
+        """
 
     async def close(self) -> None:
         """Free what `open` took. The server answers no line from now on."""

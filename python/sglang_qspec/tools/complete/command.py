@@ -16,6 +16,9 @@ from sglang_qspec.tools.complete.marks import Brackets, Colours, Marks, summary
 from sglang_qspec.tools.complete.peers import printable, reading
 from sglang_qspec.tools.complete.pieces import end_of, labels, whole
 from sglang_qspec.tools.complete.stretches import Stretch, Stretches
+from sglang_qspec.tools.guesses import earlier
+from sglang_qspec.tools.guesses.earlier import EarlierAnswers
+from sglang_qspec.tools.guesses.guess import joined, limits_in
 
 DESCRIPTION = """Ask a running QSPEC server for a completion, and print it while it is generated.
 --show-drafts marks drafted text with the source of its draft: in colours on a terminal, otherwise
@@ -29,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare.server(parser)
     declare.switch(parser, "--show-drafts", "mark drafted text with its source")
     add("--max-new-tokens", "maximum number of output tokens", values.positive, "N", default=128)
+    earlier.add_option(parser)
     temperature = values.number(0.0, 100.0)
     add("--temperature", "sampling temperature; 0 is greedy", temperature, "T", default=0.0)
     parser.set_defaults(run=run)
@@ -40,13 +44,15 @@ def run(options: argparse.Namespace, say: Callable[..., object] = print) -> None
     The text has no characters that a terminal obeys, except those that mark drafts.
     """
     client = Client(options.url)
-    client.state()
+    limits = limits_in(client.state())
+    with EarlierAnswers.open(options.guesses_from) as answers:
+        guesses = answers.texts(options.prompt, limits)
+    custom = {"qspec_return_provenance": True} if options.show_drafts else {}
     sampling: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,
+        "custom_params": joined(custom, guesses),
     }
-    if options.show_drafts:
-        sampling["custom_params"] = {"qspec_return_provenance": True}
     with reading(client.url), closing(client.generate(options.prompt, sampling)) as pieces:
         if options.show_drafts:
             marks = Colours() if sys.stdout.isatty() else Brackets()

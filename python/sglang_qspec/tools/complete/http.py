@@ -6,8 +6,9 @@ no cookies. The size of an answer is bounded (`peers`), and a compressed answer 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -68,16 +69,32 @@ class Http:
     async def read(self, response: Response) -> bytes:
         """The body of a response. Raises Failure, and AnswerError if it is too long."""
         data = bytearray()
-        try:
+        with self.room() as take:
             async for piece in _pieces(response):
                 data += piece
-                self._reading += len(piece)
-                peers.check_size(len(data))
-                if self._reading > READING_BYTES:
-                    raise AnswerError("is too long beside the other answers")
-        finally:
-            self._reading -= len(data)
+                take(len(piece))
         return bytes(data)
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """A function that counts what an answer takes of the memory, in bytes or characters.
+
+        It raises AnswerError if the answer, or all answers that are being read, are too long.
+        """
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            taken += count
+            self._reading += count
+            peers.check_size(taken)
+            if self._reading > READING_BYTES:
+                raise AnswerError("is too long beside the other answers")
+
+        try:
+            yield take
+        finally:
+            self._reading -= taken
 
     async def lines(self, response: Response) -> AsyncIterator[bytes]:
         """The lines of a streamed body, as they come.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from sglang_qspec.policy import deadlines
 from sglang_qspec.policy.deadlines import Due, Lengths, Shares, Speed
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.server import LineServer, Reply, ReplyKind
+from sglang_qspec.tools.batch.server import LineServer, Note, Reply, ReplyKind
+from sglang_qspec.tools.guesses.guess import Guess
 from sglang_qspec.tools.serve_batches.job import Job
 from sglang_qspec.tools.serve_batches.objects import Status
 
@@ -22,7 +23,8 @@ is served soon; more would be needed only if choosing were slow."""
 class Feed:
     """The lines of all jobs as the input of a `Runner`, of which it is the sink.
 
-    The Runner knows lines by numbers of the feed's own, which no two lines share.
+    The Runner knows lines by numbers and custom_ids of the feed's own, which no two lines share.
+    So a text that was written for one batch is never a guess for another one.
     """
 
     def __init__(self) -> None:
@@ -81,7 +83,8 @@ class Feed:
             if line is not None:
                 self._number += 1
                 self._asked[self._number] = (job, line)
-                yield replace(line, number=self._number)
+                name = f"{job.id}/{line.custom_id}"
+                yield replace(line, number=self._number, custom_id=name)
 
     def _choose(self) -> Job | None:
         jobs = [job for job in self._jobs.values() if job.has_lines]
@@ -161,10 +164,10 @@ class Stoppable:
         """As of `LineServer`."""
         await self._server.open()
 
-    async def ask(self, line: Line) -> Reply:
+    async def ask(self, line: Line, guesses: Sequence[Guess], note: Note | None, /) -> Reply:
         """The reply to a line; that of a job that is over is a refusal, which nobody reads."""
         over = asyncio.create_task(self._feed.over(line).wait())
-        asking = asyncio.create_task(self._server.ask(line))
+        asking = asyncio.create_task(self._server.ask(line, guesses, note))
         try:
             await asyncio.wait((over, asking), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():

@@ -24,6 +24,8 @@ class Files:
         """Create the folder, and lock it. Raises ConfigError if another service has it."""
         self._files, self._incoming = folder / "files", folder / "incoming"
         self._running = folder / "running"
+        self.partial = folder / "partial.jsonl"
+        """The path of the texts of answers that are not complete."""
         try:
             for each in (self._files, self._incoming, self._running):
                 each.mkdir(parents=True, exist_ok=True, mode=0o700)

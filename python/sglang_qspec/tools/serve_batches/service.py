@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from sglang_qspec.errors import BatchError, QSpecError
 from sglang_qspec.tools.batch.line import Line
+from sglang_qspec.tools.batch.line_guesses import LineGuesses
+from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.batch.runner import Runner
 from sglang_qspec.tools.batch.server import LineServer, Reply
 from sglang_qspec.tools.serve_batches.feed import LINES_AHEAD, Feed, Stoppable
@@ -264,12 +266,14 @@ class Service:
         while True:
             self.connect(NOT_CONNECTED)
             servers = [Stoppable(server, self.feed) for server in self._servers()]
-            runner = Runner(servers, _Sink(self), lines_ahead=LINES_AHEAD)
-            try:
-                await runner.run(self.feed.lines())
-            except QSpecError as error:
-                logger.error("no server answers: %s", error)
-                self.connect(str(error))
+            with Partials.open(self._files.partial, resume=True) as partials:
+                guesses = LineGuesses(partials, None)
+                runner = Runner(servers, _Sink(self), guesses, lines_ahead=LINES_AHEAD)
+                try:
+                    await runner.run(self.feed.lines())
+                except QSpecError as error:
+                    logger.error("no server answers: %s", error)
+                    self.connect(str(error))
             self.feed.take_back()
             await asyncio.sleep(RETRY_S)
 

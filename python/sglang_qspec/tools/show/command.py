@@ -10,6 +10,8 @@ from pathlib import Path
 
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.guesses import earlier
+from sglang_qspec.tools.guesses.earlier import EarlierAnswers
 from sglang_qspec.tools.show import prompts
 from sglang_qspec.tools.show.server import ShowServer
 from sglang_qspec.values import whole
@@ -37,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         Path,
         "FILE",
     )
+    earlier.add_option(parser)
     declare.switch(parser, "--open", "open the page in this desktop's browser")
     parser.set_defaults(run=run)
 
@@ -47,7 +50,10 @@ def run(options: argparse.Namespace, say: Callable[..., object] = print) -> None
     Raises ClientError if a server or an address cannot be used, and ConfigError for the prompts.
     """
     offered = prompts.load(options.prompts) if options.prompts else []
-    with ShowServer(options.host, options.port, Client(options.url), offered) as server:
+    with (
+        EarlierAnswers.open(options.guesses_from) as answers,
+        ShowServer(options.host, options.port, Client(options.url), offered, answers) as server,
+    ):
         say(f"page: {server.url}   server: {options.url}   Ctrl-C ends", flush=True)
         if options.open:
             webbrowser.open(server.url)

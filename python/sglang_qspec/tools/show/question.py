@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
 
 from sglang_qspec.errors import RequestError
-from sglang_qspec.guess_tags import GUESSES_KEY, GuessLimits, split
+from sglang_qspec.guess_tags import GuessLimits, split
 from sglang_qspec.tools.complete.client import Client
 from sglang_qspec.tools.complete.peers import reading
 from sglang_qspec.tools.complete.pieces import end_of, labels, whole
 from sglang_qspec.tools.complete.token_texts import TokenTexts
+from sglang_qspec.tools.guesses.guess import joined
 
 Event = dict[str, Any]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -87,13 +88,17 @@ class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return found
 
 
-def ask(client: Client, question: Question) -> Generator[Event, None, None]:
+def ask(
+    client: Client, question: Question, guesses: Callable[[str], list[str]] = lambda _prompt: []
+) -> Generator[Event, None, None]:
     """Ask the server, and yield the events of the answer. Raises ClientError and GuessError.
+
+    `guesses` finds guesses for a prompt, besides those in its tags.
 
     An event has new `tokens` (pairs of text and source), or, without speculation, new `text`. The
     last event has `end`, and the event before it all `passes` (docs/trace.md has their schema).
     """
-    prompt, sampling = _request(client, question)
+    prompt, sampling = _request(client, question, guesses)
     begin = time.monotonic()
     with reading(client.url), closing(client.generate(prompt, sampling)) as pieces:
         if question.speculate:
@@ -102,18 +107,19 @@ def ask(client: Client, question: Question) -> Generator[Event, None, None]:
             yield from _plain(pieces, begin)
 
 
-def _request(client: Client, question: Question) -> tuple[str | list[int], dict[str, Any]]:
+def _request(
+    client: Client, question: Question, guesses: Callable[[str], list[str]]
+) -> tuple[str | list[int], dict[str, Any]]:
     """The prompt as the server takes it, and the sampling parameters.
 
     The server reads no tags in the ids of a chat, so the guesses of a chat are sent beside it.
     """
     sampling = question.sampling()
-    if not question.chat:
-        return question.prompt, sampling
-    message, guesses = split(question.prompt, GuessLimits())
-    if guesses and question.speculate:
-        sampling["custom_params"][GUESSES_KEY] = guesses
-    return client.chat_ids(message), sampling
+    message, own = split(question.prompt, GuessLimits()) if question.chat else (question.prompt, [])
+    if question.speculate:
+        texts = [*own, *guesses(message)]
+        sampling["custom_params"] = joined(sampling["custom_params"], texts)
+    return client.chat_ids(message) if question.chat else message, sampling
 
 
 def _traced(client: Client, pieces: Iterator[dict[str, Any]], begin: float) -> Iterator[Event]:

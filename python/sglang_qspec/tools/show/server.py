@@ -7,15 +7,18 @@ import ipaddress
 import json
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from email.message import Message
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from sglang_qspec.errors import ClientError, QSpecError
 from sglang_qspec.tools.complete.client import Client
+from sglang_qspec.tools.guesses.earlier import EarlierAnswers
+from sglang_qspec.tools.guesses.guess import limits_in
 from sglang_qspec.tools.show.document import SOURCES_MODULE, document, read
-from sglang_qspec.tools.show.question import Question, ask
+from sglang_qspec.tools.show.question import Event, Question, ask
 
 LOGGER = logging.getLogger(__name__)
 POLICY = (
@@ -53,12 +56,23 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 class ShowServer(ThreadingHTTPServer):
     """Serves the page on `host` and `port`, and asks only the server of `client`."""
 
-    def __init__(self, host: str, port: int, client: Client, prompts: Sequence[str]) -> None:
-        """Raises ClientError if the server of `client` does not answer or does not use QSPEC, or
-        if the address cannot be used."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        client: Client,
+        prompts: Sequence[str],
+        earlier: EarlierAnswers | None = None,
+    ) -> None:
+        """`earlier` are answers that become guesses.
+
+        Raises ClientError if the server of `client` does not answer or does not use QSPEC, or if
+        the address cannot be used.
+        """
         self.client = client
         self.host = host
-        model, _ = client.info()
+        model, (state, *_) = client.info()
+        self.guesses = partial((earlier or EarlierAnswers()).texts, limits=limits_in(state))
         self.about = {"url": client.url, "model": model, "prompts": list(prompts)}
         self.files = {f"/{name}": _file(name) for name in ("page.css", *PAGE)}
         self.files["/"] = _file("index.html")
@@ -70,6 +84,10 @@ class ShowServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded
             raise ClientError(f"the address {host}:{port} cannot be used: {error}") from None
+
+    def answer(self, body: bytes) -> Generator[Event, None, None]:
+        """The events of the answer to a question in JSON. Raises QSpecError."""
+        return ask(self.client, Question.read(body), self.guesses)
 
     @property
     def url(self) -> str:
@@ -143,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         # A browser that leaves ends the request to the server too.
         with contextlib.suppress(ConnectionError, TimeoutError):
             try:
-                with contextlib.closing(ask(self.server.client, Question.read(body))) as events:
+                with contextlib.closing(self.server.answer(body)) as events:
                     for event in events:
                         self._line(event)
             except QSpecError as error:

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sglang_qspec.tools.batch.cluster.cores import Cores
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.own_server import OwnServer, launch_settings
 from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.guesses.guess import Guess
 from sglang_qspec.tools.ports import free_port
 
 
@@ -70,11 +72,11 @@ class ServerActor:
         await self._server.open()
         return self._server.depth
 
-    async def ask(self, line: Line) -> Reply:
+    async def ask(self, line: Line, guesses: Sequence[Guess]) -> Reply:
         """Send a line and wait for its reply. Raises ServerLostError."""
         if self._server is None:
             raise ServerLostError("the server does not run")
-        return await self._server.ask(line)
+        return await self._server.ask(line, guesses)
 
     async def close(self) -> None:
         """End the server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,7 +14,8 @@ from sglang_qspec.errors import BatchError, QSpecError, ServerLostError, first_l
 from sglang_qspec.tools.batch.cluster import session
 from sglang_qspec.tools.batch.cluster.actors import ServerActor, ServerSpec
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.batch.server import Note, Reply
+from sglang_qspec.tools.guesses.guess import Guess
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +101,12 @@ class RayServer:
             raise
         return opening.result()
 
-    async def ask(self, line: Line) -> Reply:
-        """Send a line and wait for its reply. Raises ServerLostError."""
+    async def ask(self, line: Line, guesses: Sequence[Guess], _note: Note | None = None) -> Reply:
+        """Send a line and wait for its reply, which is not streamed. Raises ServerLostError."""
         if self._actor is None:
             raise ServerLostError(f"{self.name} has died")
         try:
-            reply: Reply = await _call(self._actor.ask, line)
+            reply: Reply = await _call(self._actor.ask, line, guesses)
         except RayError as error:
             self._forget_dead(error)
             raise ServerLostError(f"{self.name}: {first_line(error)}") from None

@@ -1,0 +1,168 @@
+"""Measures what guesses save a batch: after kills, and with the answers of an earlier run.
+
+    python -m benchmark.bench_resume
+
+`qspec batch` asks real servers. On one without a draft model
+
+- `first` has no guesses;
+- `replay` has the texts of all answers as those of cut attempts, as after a kill;
+- `rerun` has the answers of `first` (`--guesses-from`);
+- `edited` has other custom_ids, and a tenth of the words of each prompt is replaced. It finds the
+  answers of `first` by their prompts. `edited, no guesses` asks the same;
+- `unrelated` and `first` take turns: the answers of other lines, and no guesses.
+
+On a server with a draft model a batch runs undisturbed, and then again while client, server and
+sidecar are killed in turn, at intervals of `--interval` seconds. The time in which the server
+starts again does not count.
+
+The last line is JSON: `replay_pass_ratio`, passes of `replay` over those of `first`; `kill_loss`,
+the time that a kill costs over 60 s; `rerun_accept_len` and `edited_accept_len`;
+`unrelated_cost`, one minus the median ratio of tokens/s of a round; `identical`, whether all
+batches have the same answers to the same prompts, as they must in float32; `rows`, `kills` and
+`unrelated_rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from benchmark.harness.configuration import Configuration, Settings
+from benchmark.harness.dataset import by_group, mixed, spread
+from benchmark.harness.options import EXACT, add_servers, parsed, parser_of, positive, settings_of
+from benchmark.harness.output import print_record, say
+from benchmark.harness.report import Table
+from benchmark.harness.speculation import wait_for_sidecar
+from benchmark.prompts import PROMPTS
+from benchmark.resume.batches import Outcome, cut_all, edited, run, swapped, write_lines
+from benchmark.resume.kills import KilledBatch
+from sglang_qspec.tools.models.prompts import load
+
+MINUTE_S = 60.0
+PARTS = ("guesses", "kills")
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "batch": itemgetter("batch"),
+    "tokens/s": itemgetter("tokens_per_s"),
+    "accept length": itemgetter("accept_length"),
+    "passes": itemgetter("passes"),
+    "tokens": itemgetter("tokens"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    settings = settings_of(options, options.slots, 2048, 16384)
+    record: dict[str, Any] = {"name": "bench_resume", "identical": True, "rows": []}
+    with tempfile.TemporaryDirectory() as folder:
+        if "guesses" in options.parts:
+            measure_guesses(Path(folder), settings, options, record)
+        if "kills" in options.parts:
+            measure_kills(Path(folder), settings, options, record)
+    print(Table.of("batches", record["rows"], COLUMNS).text())
+    print_record(record)
+    return 0
+
+
+def measure_guesses(
+    folder: Path, settings: Settings, options: argparse.Namespace, record: dict[str, Any]
+) -> None:
+    """Add what guesses save on a server without a draft model."""
+    prompts = prompts_of(options)
+    path = write_lines(folder / "in.jsonl", prompts, options.max_tokens)
+    chance = random.Random(1)
+    texts = [edited(prompt, prompts, chance) for prompt in prompts]
+    other = write_lines(folder / "edited-in.jsonl", texts, options.max_tokens, "edited-")
+    flags = ("--speculative-algorithm", "QSPEC")
+    found: dict[str, Outcome] = {}
+    ratios = []
+    with Configuration("QSPEC", settings, flags, settings.target_cores).server() as server:
+
+        def batch(name: str, lines: Path, *more: str | Path) -> Outcome:
+            say(f"  {name}")
+            found[name] = run(server.url, lines, folder / f"{name}.jsonl", *more)
+            return found[name]
+
+        say("a server without a draft model")
+        run(server.url, write_lines(folder / "short", PROMPTS[:4], 16), folder / "warm-up")
+        first, answers = batch("first", path), folder / "first.jsonl"
+        cut_all(path, answers, folder / "replay.jsonl")
+        replay = batch("replay", path, "--resume")
+        rerun = batch("rerun", path, "--guesses-from", answers)
+        plain = batch("edited, no guesses", other)
+        changed = batch("edited", other, "--guesses-from", f"{answers},{path}")
+        wrong = swapped(answers, folder / "swapped.jsonl")
+        same, alike = [replay, rerun], changed.texts == plain.texts
+        for number in range(1, options.rounds + 1):
+            pair = [
+                batch(f"unrelated {number}", path, "--guesses-from", wrong),
+                batch(f"first {number}", path),
+            ]
+            same += pair
+            ratios.append(pair[0].rate / pair[1].rate)
+    record["rows"] += [each.row(name) for name, each in found.items()]
+    record["identical"] &= alike and all(each.texts == first.texts for each in same)
+    record |= {
+        "replay_pass_ratio": round(replay.passes / first.passes, 3),
+        "rerun_accept_len": round(rerun.accept_length, 2),
+        "edited_accept_len": round(changed.accept_length, 2),
+        "unrelated_cost": round(1 - statistics.median(ratios), 3),
+        "unrelated_rounds": [round(1 - ratio, 3) for ratio in ratios],
+    }
+
+
+def measure_kills(
+    folder: Path, settings: Settings, options: argparse.Namespace, record: dict[str, Any]
+) -> None:
+    """Add what kills cost on a server with a draft model."""
+    prompts = [f"{text} (Variant {part}.)" for part in range(options.variants) for text in PROMPTS]
+    path = write_lines(folder / "long.jsonl", prompts, options.max_tokens)
+    configuration = Configuration("QSPEC", settings, settings.qspec(), settings.target_cores)
+    with configuration.server() as server:
+        say("a server with a draft model")
+        wait_for_sidecar(server)
+        whole = run(server.url, path, folder / "whole.jsonl")
+        say(f"  undisturbed: {whole.seconds:.0f} s")
+        killed, kills = KilledBatch(server, path, folder / "killed.jsonl").run(options.interval)
+    record["rows"] += [whole.row("undisturbed"), killed.row("killed")]
+    record["identical"] &= whole.texts == killed.texts
+    record |= {
+        "kill_loss": round((killed.seconds - whole.seconds) / max(1, kills) / MINUTE_S, 3),
+        "kills": kills,
+        "undisturbed_seconds": round(whole.seconds, 1),
+        "killed_seconds": round(killed.seconds, 1),
+    }
+
+
+def prompts_of(options: argparse.Namespace) -> Sequence[str]:
+    """The prompts whose answers become guesses. Raises ConfigError."""
+    if options.dataset is None:
+        return PROMPTS
+    groups = by_group(load(options.dataset), options.groups)
+    texts = {name: [prompt.text for prompt in each] for name, each in groups.items()}
+    return spread(mixed(texts), options.num_prompts)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("bench_resume", __doc__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    add("--slots", type=positive, default=4, help="running requests of a server (default: 4)")
+    add("--max-tokens", type=positive, default=128, help="length of an answer (default: 128)")
+    add("--dataset", type=Path, help="prompts of the part guesses: JSONL, or Spec-Bench's format")
+    add("--groups", nargs="+", help="groups of the dataset (default: all)")
+    add("--num-prompts", type=positive, default=12, help="of the dataset (default: 12)")
+    add("--rounds", type=positive, default=3, help="rounds with unrelated guesses (default: 3)")
+    add("--variants", type=positive, default=5, help="of each prompt that is killed (default: 5)")
+    add("--interval", type=positive, default=20, help="seconds between kills (default: 20)")
+    add_servers(parser, "float32", EXACT)
+    return parsed(parser, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
