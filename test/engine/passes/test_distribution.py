@@ -104,13 +104,6 @@ def test_sglangs_own_plain_passes_have_the_computed_distribution(
     check(decode_with_sglang(params, 40_000), params, record_property)
 
 
-@pytest.fixture
-def as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampling computes all rows and all branches alike, as on a GPU."""
-    monkeypatch.setattr(rows, "picks", lambda _mask: False)
-
-
-@pytest.mark.usefixtures("as_gpu")  # passes of one width; a CPU has ragged ones
 @pytest.mark.parametrize(
     ("temperature", "name", "drafter", "shape", "accept"),
     [
@@ -149,6 +142,27 @@ def test_texts_of_ragged_passes_have_the_targets_distribution(
 ) -> None:
     case = replace(case_of(1.0, name, drafter, "tree", accept), ragged=True)
     check(speculate(case, SAMPLES[name in PENALTIES]), case.params, record_property)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter", "accept"),
+    [
+        ("top-p", "adversarial", "match"),
+        ("all filters", "good", "reject"),
+        ("all penalties", "bad", "reject"),
+    ],
+)
+def test_texts_that_are_sampled_as_on_a_gpu_have_the_targets_distribution(
+    name: str,
+    drafter: str,
+    accept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Sampling computes all rows and all branches alike."""
+    monkeypatch.setattr(rows, "picks", lambda _mask: False)
+    case = case_of(1.0, name, drafter, "tree", accept)
+    check(speculate(case, SAMPLES[True]), case.params, record_property)
 
 
 @pytest.mark.parametrize("accept", ["match", "reject"])
