@@ -15,9 +15,9 @@ from sglang_qspec.tools.models import DemoModels, demo_models
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """Name of this worker of pytest-xdist: gw0, gw1, ..."""
+ROOT = Path(__file__).parents[1]
 SHARING = {
-    Path(__file__).parent / "engine" / name
-    for name in ("server", "features", "external", "reject", "gpu")
+    ROOT / "test" / "engine" / name for name in ("server", "features", "external", "reject", "gpu")
 }
 """Folders whose tests share a server."""
 
@@ -49,20 +49,28 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             skipped.write(report.longrepr[2].removeprefix("Skipped: ") + "\n")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = {item for item in items if _is_left_out(config, item)}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     # Servers first: the short files of the others fill the time until both workers end.
     items[:] = sorted(items, key=lambda item: not item.get_closest_marker("server"))
     items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
 
 
-def _group(path: Path) -> str:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let the tests of one server, or of one file, run in one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group  # type: ignore[method-assign]
+    return scheduler
+
+
+def group(nodeid: str) -> str:
     """The tests with the same group run one after the other in one worker, and share fixtures."""
-    return str(path.parent if path.parent in SHARING else path)
+    path = Path(nodeid.partition("::")[0])
+    return str(path.parent if ROOT / path.parent in SHARING else path)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
