@@ -32,6 +32,7 @@ import setproctitle
 
 from test.preloaded.interpreter import (
     READ_AT_IMPORT,
+    SETTLING,
     SIZE,
     Command,
     Interpreter,
@@ -39,6 +40,7 @@ from test.preloaded.interpreter import (
     preloaded,
     use,
 )
+from test.preloaded.tokenizers import Tokenizers
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -144,7 +146,11 @@ class Image:
         self._path = [entry for entry in sys.path if entry not in _python_path()]
         sys.meta_path.insert(0, Away())
         hook_registry = sys.modules["sglang.srt.plugins.hook_registry"]
-        hook_registry._propagate_patch = Names()  # type: ignore[attr-defined]
+        hook_registry._propagate_patch = names = Names()  # type: ignore[attr-defined]
+        from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
+
+        self.tokenizers = Tokenizers(get_tokenizer)
+        names(get_tokenizer, self.tokenizers, None)
         sys.modules.pop("sglang.launch_server")
         gc.freeze()
         gc.enable()
@@ -159,8 +165,8 @@ class Image:
             value = type(default)(os.environ.get(variable, default))
             setattr(sys.modules[module], name, value)
         self._use_threads()
-        if "sglang_qspec.sidecar" in command.arguments:
-            self._use_threads_of_sidecar()
+        if SETTLING & {*command.arguments}:
+            self._use_threads_of_draft_model()
         sys.orig_argv = [sys.executable, *command.arguments]
         setproctitle.setproctitle(" ".join(sys.orig_argv))
 
@@ -171,8 +177,8 @@ class Image:
         most = min(self._threads, len(os.sched_getaffinity(0)))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", most)))
 
-    def _use_threads_of_sidecar(self) -> None:
-        """A sidecar sets its CPUs and their number, and imports torch only then."""
+    def _use_threads_of_draft_model(self) -> None:
+        """Use as many threads as the environment says when a draft model is loaded."""
         from sglang_qspec.sidecar.draft_model import DraftModel
 
         sound: Callable[..., None] = DraftModel.__init__
@@ -195,6 +201,7 @@ def wait(connection: socket.socket, image: Image) -> Command | None:
         if received is None:
             return None
         command, descriptors = received
+        image.tokenizers.load_for(command.arguments)
         answer = _fork_twice()
         if answer is not None:
             for number in descriptors:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import socket
@@ -31,9 +32,18 @@ from typing import Any
 
 import msgspec
 
+ROOT = Path(__file__).parents[2]
 _LIBC = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
-PROGRAMS = {"sglang.launch_server", "sglang_qspec.sidecar"}
+SETTLING = {"sglang_qspec.sidecar", "sglang_qspec.tools.measure.loaded_model"}
+"""Modules that set their CPUs and the number of them before they import torch."""
+PROGRAMS = SETTLING | {
+    "sglang.launch_server",
+    "sglang_qspec",
+    "test.engine.cuda.serving",
+    "test.engine.families.parity",
+    "test.engine.passes.prefilling",
+}
 """Modules that the image can run with `-m`."""
 SIZE = struct.Struct("q")
 """Size of an encoded command, and the answer: the new process's id, or a negative error number."""
@@ -45,7 +55,7 @@ READ_AT_IMPORT = {
     )
 }
 """Module, variable and default of the settings that SGLang reads when it is imported."""
-READ_EARLY = ("SGLANG_", "TORCH", "CUDA_")
+READ_EARLY = ("SGLANG_", "TORCH", "CUDA_", "HF_")
 """Beginnings of the names of other variables that modules may read when they are imported."""
 READ_LATER = ("SGLANG_QSPEC_", "SGLANG_TEST_RETRACT", "SGLANG_CPU_OMP_THREADS_BIND")
 """Beginnings of the names of those that are read later."""
@@ -87,7 +97,7 @@ class Interpreter:
         descriptors: Mapping[int, int],
         *,
         environment: Mapping[str, str] | None = None,
-        folder: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
         own_group: bool = False,
         prepare: Callable[[], object] | None = None,
     ) -> int:
@@ -99,7 +109,7 @@ class Interpreter:
         command = Command(
             tuple(arguments),
             dict(os.environ if environment is None else environment),
-            folder or os.getcwd(),
+            os.fspath(folder or os.getcwd()),
             os.sched_getaffinity(0),
             resource.getrlimit(resource.RLIMIT_NOFILE),
             tuple(descriptors),
@@ -156,7 +166,7 @@ def _load() -> Interpreter:
     environment.pop("OMP_NUM_THREADS", None)
     process = subprocess.Popen(
         [sys.executable, "-m", "test.preloaded.image", str(theirs.fileno())],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -179,8 +189,14 @@ def _load() -> Interpreter:
 
 
 def suits(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork of the image does the same as a new process with this command."""
-    if list(command[:2]) != [sys.executable, "-m"] or command[2] not in PROGRAMS:
+    """Whether a fork of the image does the same as a new process with this command.
+
+    Perhaps it also prints warnings that the command switches off.
+    """
+    program, *options = command
+    if options[:2] == ["-W", "ignore"]:
+        options = options[2:]
+    if program != sys.executable or options[:1] != ["-m"] or not PROGRAMS & {*options[1:2]}:
         return False
     if environment.get("SGLANG_USE_CPU_ENGINE") != "1" or UNSUITED & environment.keys():
         return False
@@ -190,6 +206,25 @@ def suits(command: Sequence[str], environment: Mapping[str, str]) -> bool:
         if name.startswith(READ_EARLY)
         if name not in READ_AT_IMPORT and not name.startswith(READ_LATER)
     )
+
+
+def output_of(module: str, given: object, **variables: str) -> Any:
+    """What a program of PROGRAMS prints on a line of JSON, if its standard input is `given`.
+
+    `given` is encoded as JSON, and `variables` are added to the environment.
+    """
+    with Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | variables,
+    ) as process:
+        output, errors = process.communicate(json.dumps(given), timeout=600)
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads(output)
 
 
 def _named(function: Callable[[], object]) -> tuple[str, tuple[Any, ...]]:

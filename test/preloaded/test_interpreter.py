@@ -106,6 +106,7 @@ def test_the_processes_of_a_command_are_its_children_as_if_python_had_spawned_th
         ({"SGLANG_CACHE_DIR": "x"}, False),
         ({"SGLANG_USE_CPU_ENGINE": "0"}, False),
         ({"QSPEC_TEST_SLOW": "target=5"}, False),
+        ({"HF_HUB_CACHE": "x"}, False),
     ],
 )
 def test_a_setting_that_is_read_at_import_needs_a_new_process(
@@ -113,5 +114,9 @@ def test_a_setting_that_is_read_at_import_needs_a_new_process(
 ) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     environment = os.environ | changes
-    assert suits([sys.executable, "-m", "sglang.launch_server"], environment) is fits
-    assert not suits([sys.executable, "-m", "json.tool"], environment)
+    program = ["-m", "sglang.launch_server"]
+    for options in (program, ["-W", "ignore", *program]):
+        assert suits([sys.executable, *options], environment) is fits
+    for options in (["-m", "json.tool"], ["-c", "import sglang.launch_server"], ["-m"], []):
+        assert not suits([sys.executable, *options], environment)
+    assert not suits(["python3", *program], environment)

@@ -37,7 +37,7 @@ def server(
         *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
         *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "6"),
         *("--speculative-qspec-endpoint", sidecars.endpoint),
-        "--enable-custom-logit-processor",
+        *("--enable-custom-logit-processor", "--sleep-on-idle"),
     ]
     environment = awaiting(tmp_path_factory.mktemp("plugin"))
     with Server(models.target, arguments, cores=cores(0), environment=environment) as running:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 from sglang_qspec.link import fingerprint
 from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import cores
+from test.preloaded.interpreter import Popen
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,13 +21,12 @@ class Sidecars:
     def __init__(self, models: DemoModels, endpoint: str) -> None:
         self.endpoint = endpoint
         self._models = models
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen | None = None
 
     def start(self) -> None:
         """Start a sidecar that drafts."""
         self._start(
-            "sglang_qspec",
-            "sidecar",
+            "sglang_qspec.sidecar",
             "--model-path",
             str(self._models.draft),
             "--endpoint",
@@ -61,6 +61,4 @@ class Sidecars:
             self._process.wait()
 
     def _start(self, module: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
-        )
+        self._process = Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, stdin=DEVNULL)
