@@ -51,7 +51,7 @@ def server(
     arguments = [
         *("--device", "cpu", "--dtype", "float32", "--log-level", "warning"),
         *("--max-running-requests", "4", "--max-total-tokens", "4096"),
-        *("--mm-attention-backend", "sdpa"),
+        *("--mm-attention-backend", "sdpa", "--sleep-on-idle"),
         *(*QSPEC, "--speculative-draft-model-path", str(models.draft)),
     ]
     with Server(

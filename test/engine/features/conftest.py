@@ -22,7 +22,7 @@ ARGUMENTS = [
     *("--max-running-requests", "4", "--max-total-tokens", "448", "--context-length", "256"),
     *("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3"),
     *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
-    *("--enable-return-hidden-states", "--enable-streaming-session"),
+    *("--enable-return-hidden-states", "--enable-streaming-session", "--sleep-on-idle"),
 ]
 
 

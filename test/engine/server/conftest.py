@@ -46,28 +46,22 @@ def starting(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> It
         server.stop()
 
 
-def without_speculation(models: DemoModels) -> Server:
-    """A server without speculation, which is not started yet."""
-    # With overlap SGLang penalizes the output only up to the token before the last.
-    arguments = [*COMMON, "--max-running-requests", "8", "--disable-overlap-schedule"]
-    return Server(models.target, arguments, cores=cores(0))
-
-
 @pytest.fixture(scope="package")
 def plain(models: DemoModels, prompts: list[str], starting: Server) -> Plain:
-    with without_speculation(models) as server:
+    # With overlap SGLang penalizes the output only up to the token before the last.
+    arguments = [*COMMON, "--max-running-requests", "8", "--disable-overlap-schedule"]
+    with Server(models.target, arguments, cores=cores(0)) as server:
         greedy = server.post("/generate", {"text": prompts, "sampling_params": GREEDY})
         penalized = server.post(
             "/generate", {"text": prompts[: len(PENALIZED)], "sampling_params": PENALIZED}
         )
-    return Plain(greedy, penalized)
+        samples = sample(server, SAMPLED, {}, SAMPLES)
+    return Plain(greedy, penalized, samples)
 
 
 @pytest.fixture(scope="package")
-def samples(models: DemoModels) -> list[dict[str, Any]]:
-    """Samples of a server without speculation."""
-    with without_speculation(models) as server:
-        return sample(server, SAMPLED, {}, SAMPLES)
+def samples(plain: Plain) -> list[dict[str, Any]]:
+    return plain.samples
 
 
 @pytest.fixture(scope="package")

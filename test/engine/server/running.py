@@ -31,7 +31,7 @@ COMMON = [
     *("--max-total-tokens", "16384", "--context-length", "2048", "--log-level", "warning"),
     "--sleep-on-idle",  # otherwise an idle server takes a core from the server under test
 ]
-QSPEC = ("--speculative-algorithm", "QSPEC", "--speculative-qspec-mem-fraction", "0.08")
+QSPEC = ("--speculative-algorithm", "QSPEC", "--speculative-qspec-mem-fraction", "0.05")
 """QSPEC with a small sidecar: those of several tests run at once, and share the memory."""
 
 
@@ -48,10 +48,12 @@ def cores(index: int) -> tuple[int, ...]:
 
 def until(condition: Callable[[], Any], seconds: float = 600.0) -> None:
     """Wait until the condition is true. Only a broken build reaches the limit."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
+        time.sleep(pause)
+        # A question costs a server some milliseconds, which the awaited event may need.
+        pause = min(1.2 * pause, 0.15)
 
 
 def state(server: Server) -> dict[str, Any]:
@@ -145,3 +147,5 @@ class Plain:
 
     greedy: list[dict[str, Any]]
     penalized: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    """Samples with `frequencies.SAMPLED`."""
