@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.harness.server import Server, ServerError
+from benchmark.harness.server import ServerError
 from sglang_qspec.engine.boundary.hook import OnError
 from sglang_qspec.engine.start import hooks
 from sglang_qspec.tools.models import DemoModels
 from test.engine.faulty import Faults
 from test.engine.server.running import COMMON, cores, generate, state
+from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
 pytestmark = pytest.mark.server

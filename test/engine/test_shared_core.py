@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from benchmark.harness.dataset import render
-from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
 from sglang_qspec.tools.models import DemoModels
 from test.engine.server.running import COMMON, QSPEC, cores, generate, state, until
+from test.preloaded.server import Server
 
 pytestmark = pytest.mark.server
 

@@ -6,17 +6,14 @@ the edge of a window. SGLang's scheduler serves it in a process of its own.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from test.engine.families import checkpoints
+from test.preloaded.interpreter import output_of
 
-ROOT = Path(__file__).parents[3]
 FAMILIES = (
     *("Cohere 2", "DeepSeek V2", "DeepSeek V3", "Gemma 2", "Gemma 3", "GPT-OSS", "Mistral"),
     "OLMo 3",
@@ -30,16 +27,9 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
 def served(folder: Path, **arguments: Any) -> dict[str, Any]:
     """The `Comparison` of `parity` for the checkpoint."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "test.engine.families.parity"],
-        input=json.dumps([str(folder), arguments]),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    found: dict[str, Any] = json.loads(ended.stdout)
-    assert not found["refused"] + found["failed"], ended.stderr[-4000:]
+    given = [str(folder), arguments]
+    found: dict[str, Any] = output_of("test.engine.families.parity", given)
+    assert not found["refused"] + found["failed"]
     return found
 
 
