@@ -64,6 +64,14 @@ def test_the_start_keeps_files_and_records_that_are_needed(files: Files, tmp_pat
     assert names(tmp_path) == {"file-1", "batch_1.jsonl", "batch_1.errors.jsonl"}
 
 
+def test_nobody_else_reads_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    Files(folder).close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+    assert modes.pop("lock") == 0o600
+    assert set(modes.values()) == {0o700}
+
+
 def test_one_service_uses_a_folder(files: Files, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another service"):
         Files(tmp_path)

@@ -27,7 +27,7 @@ class Files:
         self.partial = folder / "partial.jsonl"
         """The path of the texts of answers that are not complete."""
         try:
-            for each in (self._files, self._incoming, self._running):
+            for each in (folder, self._files, self._incoming, self._running):
                 each.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
