@@ -12,8 +12,8 @@
 - `unrelated` and `first` take turns: the answers of other lines, and no guesses.
 
 On a server with a draft model a batch runs undisturbed, and then again while client, server and
-sidecar are killed in turn, at intervals of `--interval` seconds. The time in which the server
-starts again does not count.
+sidecar (`--victims`) are killed in turn, at intervals of `--interval` seconds. The time in which
+the server starts again does not count. That of its sidecar does: the server decodes without it.
 
 The last line is JSON: `replay_pass_ratio`, passes of `replay` over those of `first`; `kill_loss`,
 the time that a kill costs over 60 s; `rerun_accept_len` and `edited_accept_len`;
@@ -41,7 +41,7 @@ from benchmark.harness.report import Table
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.resume.batches import Outcome, cut_all, edited, run, swapped, write_lines
-from benchmark.resume.kills import KilledBatch
+from benchmark.resume.kills import VICTIMS, KilledBatch
 from sglang_qspec.tools.models.prompts import load
 
 MINUTE_S = 60.0
@@ -128,7 +128,8 @@ def measure_kills(
         wait_for_sidecar(server)
         whole = run(server.url, path, folder / "whole.jsonl")
         say(f"  undisturbed: {whole.seconds:.0f} s")
-        killed, kills = KilledBatch(server, path, folder / "killed.jsonl").run(options.interval)
+        batch = KilledBatch(server, path, folder / "killed.jsonl")
+        killed, kills = batch.run(options.victims, options.interval)
     record["rows"] += [whole.row("undisturbed"), killed.row("killed")]
     record["identical"] &= whole.texts == killed.texts
     record |= {
@@ -159,6 +160,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-prompts", type=positive, default=12, help="of the dataset (default: 12)")
     add("--rounds", type=positive, default=3, help="rounds with unrelated guesses (default: 3)")
     add("--variants", type=positive, default=5, help="of each prompt that is killed (default: 5)")
+    victims = "what is killed, one after another (default: all)"
+    add("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help=victims)
     add("--interval", type=positive, default=20, help="seconds between kills (default: 20)")
     add_servers(parser, "float32", EXACT)
     return parsed(parser, argv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,11 +15,12 @@ from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of
 from benchmark.resume.batches import Outcome, command_of, outcome_of
 
+VICTIMS = ("client", "server", "sidecar")
 POLL_S = 0.05
 
 
 class KilledBatch:
-    """A batch whose processes are killed, each once, at equal intervals."""
+    """A batch whose processes are killed at equal intervals."""
 
     def __init__(self, server: Server, path: Path, output: Path, *more: str) -> None:
         """Start it; `more` are further options of the command."""
@@ -30,19 +31,20 @@ class KilledBatch:
         self._down = 0.0
         """Seconds in which the server started again."""
 
-    def run(self, interval: float) -> tuple[Outcome, int]:
+    def run(self, victims: Sequence[str], interval: float) -> tuple[Outcome, int]:
         """The answers, and the number of kills. The time is without starts of the server.
 
-        Raises RuntimeError if the batch fails.
+        `victims` are names of VICTIMS, in the order of their kills. Raises RuntimeError if the
+        batch fails.
         """
-        victims: Mapping[str, Callable[[], None]] = {
+        kill: Mapping[str, Callable[[], None]] = {
             "client": self._kill_client,
             "server": self._kill_server,
             "sidecar": lambda: sidecar_of(self._server).kill(),
         }
         began, kills = time.monotonic(), 0
         try:
-            for name, kill in victims.items():
+            for name in victims:
                 due = began + self._down + (kills + 1) * interval
                 while self._client.poll() is None and time.monotonic() < due:
                     time.sleep(POLL_S)
@@ -50,7 +52,7 @@ class KilledBatch:
                     say(f"  the batch ended before the {name} was killed")
                     break
                 say(f"  killing the {name}")
-                kill()
+                kill[name]()
                 kills += 1
             status = self._client.wait()
         finally:

@@ -67,7 +67,9 @@ def test_client_server_and_sidecar_are_killed_and_the_batch_ends(
         )
         sidecar = SimpleNamespace(kill=lambda: done.append("sidecar"))
         monkeypatch.setattr(kills, "sidecar_of", lambda _server: sidecar)
-        outcome, count = KilledBatch(killed, path, output, "--in-flight", "2").run(2.0)
+        outcome, count = KilledBatch(killed, path, output, "--in-flight", "2").run(
+            kills.VICTIMS, 2.0
+        )
     assert done == ["launched", "started", "sidecar"]
     assert count == 3
     assert outcome.texts == {str(n): text_of(prompt) for n, prompt in enumerate(prompts, 1)}
