@@ -12,6 +12,7 @@ import pytest
 from sglang_qspec.engine.passes.decide import core_use
 from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.leader import Leader
+from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.policy import AnswerKind, DraftUse, PassCost, PassTimes
 from sglang_qspec.policy.draft_trials import FORECAST_EVERY
@@ -159,7 +160,7 @@ def test_the_target_has_all_cpus_once_speculation_has_ended(
     leader._runtime, leader._core_use = RUNTIME, divided
     monkeypatch.setattr("sglang_qspec.engine.speculation.active", lambda: None)
     for _ in range(2):
-        leader._plan(None)
+        leader._plan(None, Lineup([]))
         assert cores.count == 2
     assert divided._speculator.totals.target_cpus == 2
 
