@@ -12,6 +12,7 @@ from benchmark.harness.dataset import lengths_of
 from benchmark.peers.loads import cells_of, prompts_of
 from benchmark.peers.pipelines import BASELINE, PIPELINES
 from benchmark.peers.servers import (
+    AGAIN,
     LOOKUPS,
     NAMES,
     OWN,
@@ -70,7 +71,7 @@ def test_rounds_reverse_and_no_prompt_comes_twice() -> None:
 
 def test_the_matrix_has_sampled_and_constrained_answers_of_sglang_alone() -> None:
     options = parse(["--dataset", "d", "--matrix", "--vllm", "python", "--levels", "2"])
-    assert options.configs == (QSPEC, SGLANG, LOOKUPS, STEPS)
+    assert options.configs == (QSPEC, SGLANG, AGAIN, LOOKUPS, STEPS)
     options.configs = NAMES
     kinds = {cell["sampling"]: set[str]() for cell in cells_of(options)}
     for cell in cells_of(options):
