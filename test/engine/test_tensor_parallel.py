@@ -132,7 +132,8 @@ def test_ranks_launch_passes_without_drafts_before_they_know_the_last_tokens(
     """Drafts come and go meanwhile: a request with drafts joins and leaves the batch."""
     assert ids(ask_all(as_gpu, bodies)) == ids(expected)
     before = state(as_gpu)["early_passes"]
-    assert ids(ask_all(as_gpu, bodies, **PLAIN)) == ids(expected)
+    # Without the penalties, because a pass with penalties waits for the last tokens.
+    assert ids(ask_all(as_gpu, bodies[::2], **PLAIN)) == ids(expected[::2])
     assert state(as_gpu)["early_passes"] - before > 10
     assert state(as_gpu)["eager_passes"] == 0
 
