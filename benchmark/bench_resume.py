@@ -141,7 +141,7 @@ def measure_kills(
 
 
 def prompts_of(options: argparse.Namespace) -> Sequence[str]:
-    """The prompts whose answers become guesses. Raises ConfigError."""
+    """The prompts to ask. Raises ConfigError."""
     if options.dataset is None:
         return PROMPTS
     groups = by_group(load(options.dataset), options.groups)

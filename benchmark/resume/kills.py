@@ -20,7 +20,7 @@ POLL_S = 0.05
 
 
 class KilledBatch:
-    """A batch whose processes are killed at equal intervals."""
+    """Runs a batch, and kills its processes at equal intervals."""
 
     def __init__(self, server: Server, path: Path, output: Path, *more: str) -> None:
         """Start it; `more` are further options of the command."""

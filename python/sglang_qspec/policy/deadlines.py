@@ -23,7 +23,7 @@ FEWEST_S = 10.0
 LINE_TOKENS = 128.0
 """Output tokens of a line before any line was answered."""
 PRIOR_LINES = 8
-"""Number of answers whose mean length counts as much as that of all other batches."""
+"""The usual length of answers counts as much as this number of the batch's own answers."""
 
 
 @dataclass(frozen=True)

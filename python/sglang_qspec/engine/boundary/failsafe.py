@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from sglang_qspec.engine import speculation
 
 logger = logging.getLogger(__name__)
 
 
-class guarded:  # noqa: N801 - used like a function, and faster than a generator
+def guarded(what: str) -> AbstractContextManager[None]:
     """A context that ends speculation and logs the error if its block raises.
 
     `what` completes "Speculation failed while ...", such as "admitting requests". No target pass
     may depend on the block.
     """
+    return _Guarded(what)
+
+
+class _Guarded(AbstractContextManager[None]):
+    """The context of `guarded`; every pass enters several, and a generator takes longer."""
 
     __slots__ = ("_what",)
 

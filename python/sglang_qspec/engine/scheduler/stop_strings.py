@@ -34,7 +34,7 @@ def widen(params: Any) -> None:
 
 
 def without_begun(reqs: Sequence[Any]) -> list[Any]:
-    """The requests of `reqs` whose output does not end with the beginning of a stop string."""
+    """The requests of `reqs` without an open stop string: no beginning of one ends the output."""
     return [
         req
         for req in reqs

@@ -202,7 +202,7 @@ class SidecarPool:
             client.report(rids)
 
     def count(self, live: LiveRequest, drafted_by: Sequence[Source], passes: int = 1) -> None:
-        """Note whose draft tokens passes of a request accepted, besides the target's own tokens."""
+        """Note which sources drafted the accepted tokens of a request, without the target's own."""
         if len(self._clients) > 1 and (client := self._router.client_of(live)) is not None:
             right = sum(source in OF_SIDECARS for source in drafted_by)
             client.count(live, right, len(drafted_by) + passes)

@@ -127,7 +127,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     """What is not in OpenAI's API: the time that a batch needs, and what drafts saved."""
 
     estimated_seconds: float | None = None
-    """Expected time from the creation to the last answer; None before anything was measured."""
+    """Expected time until the last answer; None before a speed was measured."""
     waits_for: str | None = None
     """Why no line is asked now, such as a full disk."""
     passes: int = 0

@@ -35,8 +35,8 @@ class LastTokens(FutureMap):
     """
 
     known: KnownLens | None = None
-    """What the host knows of the next batch, whose call of `resolve_seq_lens_cpu` takes it; None if
-    only the device knows the lengths."""
+    """What the host knows of the next batch, until `resolve_seq_lens_cpu` takes it. None if only
+    the device knows the lengths."""
     _in_place = False
     """`KnownLens.in_place` of the batch of the last call of `resolve_seq_lens_cpu`."""
 
