@@ -16,7 +16,7 @@ def examples(part: float = 1) -> settings:
     The default profile has 100 examples. With `--thorough`, `test/conftest.py` loads a profile that
     has 10,000.
     """
-    return settings(max_examples=round(part * settings().max_examples), deadline=None)
+    return settings(max_examples=round(part * settings().max_examples))
 
 
 def up_to(most: int, drawn: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:

@@ -77,7 +77,7 @@ def test_a_prompt_has_a_bounded_number_of_completions_and_all_requests_get_some(
     driver.leave(*names)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(12)), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_siblings_that_close_in_any_order_leave_nothing(
     order: list[int], stepped: list[bool]

@@ -107,6 +107,6 @@ class Requests(RuleBasedStateMachine):
 
 def test_any_order_of_events_leaves_correct_drafts_and_frees_all_kv() -> None:
     Requests.step_drafts = 0
-    limits = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    limits = settings(max_examples=60, stateful_step_count=50)
     run_state_machine_as_test(Requests, settings=limits)
     assert Requests.step_drafts > 30  # otherwise the test would test little

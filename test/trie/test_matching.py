@@ -97,7 +97,7 @@ def _run(
         yield trie, naive
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(prompt=tokens, script=steps)
 def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_tokens(
     prompt: list[int], script: list[tuple[Any, ...]]
@@ -113,7 +113,7 @@ def test_the_whole_tree_holds_what_follows_every_occurrence_of_the_last_two_toke
             assert followed <= _paths(tree) <= followed | _prefixes(naive.after(1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(prompt=tokens, script=steps, width=st.integers(1, 9))
 def test_small_caps_give_a_part_of_the_whole_tree_within_the_width(
     prompt: list[int], script: list[tuple[Any, ...]], width: int
@@ -127,7 +127,7 @@ def test_small_caps_give_a_part_of_the_whole_tree_within_the_width(
         assert _paths(tree) <= _prefixes(texts)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(prompt=tokens, script=steps, most=st.integers(2, 40))
 def test_the_longest_match_is_the_longest_that_has_a_next_token(
     prompt: list[int], script: list[tuple[Any, ...]], most: int
@@ -148,7 +148,7 @@ def test_the_longest_match_is_the_longest_that_has_a_next_token(
         assert trie.longest_match(paused=list(Source)) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     prompt=tokens,
     draft=st.lists(st.integers(0, 2), min_size=1, max_size=20),

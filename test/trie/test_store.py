@@ -95,7 +95,7 @@ class ManyRequests(RuleBasedStateMachine):
             assert self.store.size == 0
 
 
-ManyRequests.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ManyRequests.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestManyRequests = ManyRequests.TestCase
 
 

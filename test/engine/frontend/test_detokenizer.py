@@ -164,7 +164,7 @@ def steps() -> st.SearchStrategy[list[int]]:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_stream_equals_the_whole_answer(answering: Answering, data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(TEXTS) | st.text(max_size=12))
     ids = answering.ids(text)
@@ -181,7 +181,7 @@ def test_a_stream_equals_the_whole_answer(answering: Answering, data: st.DataObj
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_stream_of_any_tokens_equals_the_whole_answer(
     answering: Answering, data: st.DataObject
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_stream_of_any_tokens_equals_the_whole_answer(
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_stream_shows_no_part_of_a_stop_string(answering: Answering, data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(TEXTS))
     ids = answering.ids(text)

@@ -184,7 +184,7 @@ def test_any_division_of_an_answer_gives_the_same_stream(name: str, tokenizer: A
     expected = stream(name, tokens, tokenizer).outcome()
     assert expected[1][0][0] == "weather"
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(st.integers(1, len(tokens)), max_size=len(tokens)))
     def check(ends: list[int]) -> None:
         assert stream(name, divided(tokens, ends), tokenizer).outcome() == expected

@@ -150,7 +150,7 @@ def follow(tree: DraftTree, rng: random.Random) -> list[int]:
 
 
 @given(steps, st.integers(0, 4), st.sampled_from([96, 4096]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_proposed_token_is_of_the_requests_own_vocabulary(
     actions: list[tuple[str, str, int]], delay: int, max_total_tokens: int
 ) -> None:
