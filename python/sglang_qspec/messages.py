@@ -318,6 +318,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     ] = []
     """Recent mean duration of a step pass by its size: (completions advanced, seconds), smallest
     size first."""
+    read_seconds: Seconds = 0.0
+    """Recent mean duration of reading a prompt token, in seconds; 0 before it is known."""
     texts: Count = 0
     """Number of distinct prompts that the sidecar keeps, over all servers."""
     kv_rows: Count = 0

@@ -96,6 +96,7 @@ def check_from_sidecar(message: FromSidecar, vocab_size: int) -> None:
         assert min(message.dropped_messages, message.step_passes, message.step_tokens) >= 0
         assert min(message.texts, message.kv_rows, message.kv_tokens) >= 0
         assert 0 <= message.step_seconds < math.inf
+        assert 0 <= message.read_seconds < math.inf
         assert all(1 <= n < math.inf and 0 <= s < math.inf for n, s in message.step_times)
 
 

@@ -114,7 +114,12 @@ class Frames:
             return Refusal("by chance")
         times = [(1.0 + size, 0.01 * size) for size in range(rng.randrange(4))]
         level = rng.choice((0, 3, 5, 1 << 40))
-        return Heartbeat(1, 1, 1, 0, rng.randrange(9), step_times=times, overload=level)
+        return Heartbeat(
+            *(1, 1, 1, 0, rng.randrange(9)),
+            step_times=times,
+            read_seconds=rng.choice((0.0, 1e-9, 1e9)),
+            overload=level,
+        )
 
     def mutate(self, frame: bytes) -> bytes:
         """The frame with one or several mutations."""

@@ -38,6 +38,20 @@ def test_wrong_drafts_do_not_pay() -> None:
     assert over_plain(of(2, step_times=[(1.0, 0.002)], agreement=0.05)) < 0.9
 
 
+def test_what_the_sidecar_reads_costs_drafts() -> None:
+    """With `share` of the time for reading, that share of the passes has no drafts."""
+    step = [(1.0, 0.002), (8.0, 0.004)]
+    drafts, undrafted, each = of(2, step_times=step).drafts, 2 / (1.5 * WHOLE_S), 0.002
+    found = of(2, step_times=step, read_seconds=each).drafts
+    share = each * found
+    assert 0.0 < share < 1.0
+    assert found == pytest.approx(share * undrafted + (1 - share) * drafts)
+
+
+def test_long_prompts_and_short_answers_leave_no_time_for_drafts() -> None:
+    assert over_plain(of(2, step_times=[(1.0, 0.002)], read_seconds=1.0)) == pytest.approx(1 / 1.5)
+
+
 def test_on_one_device_a_pass_and_its_drafts_take_turns() -> None:
     apart, shared = (
         over_plain(of(2, step_times=[(1.0, WHOLE_S / 2)], shares_device=shares))

@@ -57,6 +57,21 @@ def test_a_pass_that_reads_a_prompt_is_no_step() -> None:
     assert statistics.step_seconds == 0.5
 
 
+def test_the_time_of_reading_follows_the_passes_that_read() -> None:
+    statistics = PassStatistics()
+    statistics.observe_reading(4, read=16, seconds=9.0)  # a step
+    assert statistics.read_seconds == 0.0
+    statistics.expect_reading(0.001)
+    assert statistics.read_seconds == 0.001
+    statistics.observe_reading(1, read=256, seconds=9.0)  # an interrupted pass
+    assert 0.001 < statistics.read_seconds < 0.0011
+    for _ in range(64):
+        statistics.observe_reading(2, read=256, seconds=0.512)
+    assert statistics.read_seconds == pytest.approx(0.002, rel=0.01)
+    statistics.expect_reading(0.5)
+    assert statistics.read_seconds == pytest.approx(0.002, rel=0.01)
+
+
 def test_there_is_no_speed_before_the_first_token() -> None:
     statistics = PassStatistics()
     assert statistics.tokens_per_s is None

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.sidecar.drafter import Drafter
-from sglang_qspec.sidecar.warm_up import MOST_S, TIMED, step_seconds
+from sglang_qspec.sidecar.warm_up import MOST_S, READ, TIMED, read_seconds, step_seconds
 from test.sidecar.scripted import ScriptedModel
 
 
@@ -66,12 +66,30 @@ def test_a_model_that_fails_does_not_end_the_start(error: Exception) -> None:
     assert len(timed.measured()) == 3
 
 
+def test_a_pass_over_a_prompt_tells_how_long_reading_takes() -> None:
+    timed = Timed()
+    found = read_seconds(timed.model, lambda: timed.now)
+    assert found == pytest.approx(0.01 * (1 + READ / 100) / READ)
+    assert timed.model.rows.open_rows == 0
+    assert timed.model.rows.free_slots == timed.model.rows.total_slots
+
+
+@pytest.mark.parametrize("error", [DraftModelError("no room"), RuntimeError("no kernel")])
+def test_without_a_pass_over_a_prompt_reading_is_unknown(error: Exception) -> None:
+    assert read_seconds(Timed(tokens=READ - 1).model) == 0.0
+    failing = Timed().model
+    failing.failures = [error]
+    assert read_seconds(failing) == 0.0
+    assert failing.rows.open_rows == 0
+
+
 def test_a_drafter_knows_the_times_of_its_steps_before_the_first_request() -> None:
     model = ScriptedModel()
     drafter = Drafter(model, slots=8)
     assert drafter.statistics.step_times == []
     drafter.warm_up()
     assert [rows for rows, _ in drafter.statistics.step_times] == [1.0, 2.0, 4.0, 8.0]
+    assert drafter.statistics.read_seconds > 0.0
     assert drafter.statistics.step_passes == drafter.statistics.drafted_tokens == 0
     assert drafter.idle
     drafter.check_integrity()

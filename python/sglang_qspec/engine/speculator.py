@@ -113,6 +113,7 @@ class Speculator:
             )
             self._live[rid] = live
             self.last_requests.arrive()
+            self.totals.lengths.arrive(len(prompt_ids), max_new_tokens)
             self._insert_guesses(rid, live, custom_params)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         self.sidecar.submit(live)
@@ -158,6 +159,7 @@ class Speculator:
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
             self.last_requests.end(at_limit=output_len >= live.max_new_tokens)
+            self.totals.lengths.end(output_len)
         if not self._live:
             self.last_requests.end_batch()
         return live.tally

@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.forecast import Forecast
-from sglang_qspec.policy.trial_level import CLEAR, DraftUse, TrialLevel
+from sglang_qspec.policy.trial_level import DraftUse, TrialLevel
 
 ALL, TEXTS, NONE = DraftUse
 WARM_UP_S = {ALL: 1.5, TEXTS: 0.5, NONE: 0.25}
@@ -44,6 +44,12 @@ MOST = 1.05
 """Largest factor that is assumed before any measurement: only the order counts."""
 LOOKUPS = 1.02
 """Assumed rate with lookups over that of plain decoding."""
+NEW, MOST_NEW = 0.01, 0.5
+"""Weight of each request of the latest pass in what texts give, and largest weight of a pass."""
+ROWS = 0.97
+"""Assumed time of a plain pass over that of a pass with lookups, which has more rows."""
+BOTH = 0.4
+"""Share of what texts give that they also give beside step drafts, which find some of it too."""
 FORECAST_EVERY = 4
 """Rounds between two forecasts for a batch size before it is measured; each takes some 2 ms."""
 SLACK = 0.75
@@ -63,7 +69,8 @@ class DraftTrials:
         With cores that is the number of all cores over the number without those of the sidecar, and
         infinity on another device that both share. None if the sidecar takes nothing from the
         target; then it drafts in all rounds, and only plain decoding is tried. `forecast` predicts
-        what step drafts are worth for a number of requests; None while that is not known.
+        what step drafts are worth for a number of requests, at the pace for which passes are
+        recorded; None while that is not known.
         """
         self._forecast = forecast
         self._ratio = ratio
@@ -73,9 +80,13 @@ class DraftTrials:
         self._uses = (ALL, NONE) if ratio is None else (ALL, TEXTS, NONE)
         self._warm_up_s = dict(WARM_UP_S)
         """Seconds of the latest warm-up of each use."""
+        self._gains: dict[AnswerKind, float] = {}
+        """Output tokens of a request in a pass without those that the sidecar drafted."""
         self._levels: dict[tuple[AnswerKind, int], TrialLevel] = {}
         self._level = self._enter(AnswerKind.MIXED, 1)
         """The level of the present round."""
+        self._requests = 1
+        """Batch size of the present round."""
         self._use = ALL
         """The use of the present round."""
         self._since = math.inf
@@ -103,6 +114,7 @@ class DraftTrials:
 
         NONE only if `plain` rounds are allowed.
         """
+        self._requests = requests
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
         near = SLACK * self._level.least <= requests < 2 * self._level.least / SLACK
         if kind is not self._level.kind or not near:
@@ -136,9 +148,9 @@ class DraftTrials:
     def _assumed(self, kind: AnswerKind, least: int) -> dict[DraftUse, float]:
         """Rates of the uses in proportion to each other, before a level is measured.
 
-        They follow the nearest level of the same kind that is measured. Before that, the sidecar's
-        drafts are assumed to pay up to `FEW` requests, unless a forecast says that they are clearly
-        worth less than the cores. Then they are measured when a trial of them loses little.
+        They follow the nearest level of the same kind that is measured. Before that, they follow
+        the forecast of step drafts and what texts have given answers of this kind so far. Without a
+        forecast the sidecar's drafts are assumed to pay up to `FEW` requests.
         """
         measured = [
             level
@@ -148,11 +160,10 @@ class DraftTrials:
         if measured:
             near = min(measured, key=lambda lv: (abs(math.log2(lv.least / least)), lv.least))
             return near.rates | {ALL: near.rates[ALL] * (near.least / least) ** FALL}
-        drafts = min(MOST, (self._few / least) ** FALL)
         found = self._forecast(least)
-        if found is not None and found.drafts < CLEAR * found.plain:
-            drafts = found.drafts / found.plain
-        return {ALL: drafts, TEXTS: LOOKUPS, NONE: 1.0}
+        if found is not None:
+            return self._predicted(kind, found)
+        return {ALL: min(MOST, (self._few / least) ** FALL), TEXTS: LOOKUPS, NONE: 1.0}
 
     def skip(self, seconds: float) -> None:
         """Record a decode pass that says nothing about the uses."""
@@ -176,12 +187,15 @@ class DraftTrials:
         """
         self.skip(seconds)
         level = self._level
+        if self._use is not NONE:
+            self._note_gain(level.kind, tokens - drafted)
         is_cold = self._warms_up(seconds, has_steps=has_steps)
         if is_cold or self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
             return
-        level.observe(tokens, drafted, seconds)
+        level.observe(tokens, drafted, seconds, self._requests)
         if level.is_over:
             level.assumed = self._assumed(level.kind, level.least)
+            level.expected = self._expected(level)
             level.conclude(self._most_texts(plain_rate))
 
     def _warms_up(self, seconds: float, *, has_steps: bool) -> bool:
@@ -193,6 +207,23 @@ class DraftTrials:
             self._warm_up_s[ALL] = max(WARM_UP_S[ALL], self._cold_s)
             self._cold_s = None
         return True
+
+    def _note_gain(self, kind: AnswerKind, tokens: int) -> None:
+        """Learn what texts give from a pass with ALL or TEXTS that gave `tokens` without steps."""
+        before = self._gains.get(kind, 1.0)
+        weight = min(NEW * self._requests, MOST_NEW)
+        self._gains[kind] = before + weight * (tokens / self._requests - before)
+
+    def _expected(self, level: TrialLevel) -> dict[DraftUse, float]:
+        """Predicted rates of the uses for batches as in the present window; empty if unknown."""
+        found = self._forecast(round(level.requests / level.passes))
+        return {} if found is None else self._predicted(level.kind, found)
+
+    def _predicted(self, kind: AnswerKind, found: Forecast) -> dict[DraftUse, float]:
+        """Predicted rates of the uses for answers of this kind."""
+        texts = max(LOOKUPS, ROWS * self._gains.get(kind, 1.0))
+        drafts = found.drafts + BOTH * (texts - 1.0) * found.plain
+        return {ALL: drafts, TEXTS: texts * found.plain, NONE: found.plain}
 
     def _most_texts(self, plain_rate: float) -> float:
         """The most tokens per second that TEXTS can give; infinite where nothing tells.

@@ -35,6 +35,7 @@ def forecast(
     widest: int,
     lookahead: int,
     shares_device: bool,
+    read_seconds: float = 0.0,
 ) -> Forecast:
     """The forecast for a batch of `requests`.
 
@@ -42,7 +43,8 @@ def forecast(
     pass without drafts while it does not. `step_times` has (completions, seconds) of draft steps,
     and is not empty. `agreement` is the probability that a draft token is right after right ones. A
     pass verifies at most `widest` tokens of a request, and the sidecar drafts at most `lookahead`
-    ahead. With `shares_device` target and sidecar take turns on one device.
+    ahead. With `shares_device` target and sidecar take turns on one device. For each output token
+    of a request the sidecar reads prompts for `read_seconds`; meanwhile passes have no step drafts.
     """
     widths = (*(width for width in LADDER[1:] if width < widest), widest)
     step = Curve.through(step_times)
@@ -51,4 +53,8 @@ def forecast(
     )
     if shares_device:
         found = {"sequential": found["sequential"]}
-    return Forecast(max(rate for rate, _ in found.values()), requests / plain_seconds)
+    rate = max(rate for rate, _ in found.values())
+    undrafted = requests / verify_seconds(requests, 1)
+    if rate > undrafted:  # the sidecar reads for a share of the time: `read_seconds` * the result
+        rate = max(undrafted, rate / (1.0 + read_seconds * (rate - undrafted)))
+    return Forecast(rate, requests / plain_seconds)

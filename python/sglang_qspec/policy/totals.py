@@ -10,6 +10,7 @@ from sglang_qspec.config import PIPELINES
 from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.positions import Positions
+from sglang_qspec.policy.request_lengths import RequestLengths
 from sglang_qspec.trie import DraftTrees, Source
 
 MEMORY = 0.02
@@ -53,6 +54,8 @@ class Totals:
         self.target_slowdown: float | None = None
         """Time of a plain pass while the sidecar drafts over its time while it does not, where both
         share a device; None if they do not, or if it is not measured yet."""
+        self.lengths = RequestLengths()
+        """Lengths of recent prompts and answers."""
         self.trials = DraftTrials()
         """What drafts are worth, as measured."""
         self.eager_passes = 0

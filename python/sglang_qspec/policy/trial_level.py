@@ -125,6 +125,10 @@ class TrialLevel:
     """Their output tokens."""
     drafted: int = 0
     """Those that the sidecar drafted."""
+    requests: int = 0
+    """Batch sizes, summed over its passes."""
+    expected: Mapping[DraftUse, float] = field(default_factory=dict)
+    """Predicted rates of the uses, where they are known."""
 
     def __post_init__(self) -> None:
         self.begin(self.assumed)
@@ -164,12 +168,15 @@ class TrialLevel:
         expected = sum(self.assumed[use] * self.served[use].seconds for use in self.uses)
         scale = tokens / expected if expected else 1.0
         return {
-            use: served.tokens / served.seconds if served.seconds else scale * self.assumed[use]
+            use: served.tokens / served.seconds
+            if served.seconds
+            else self.expected.get(use, scale * self.assumed[use])
             for use, served in ((use, self.served[use]) for use in self.uses)
         }
 
-    def observe(self, tokens: int, drafted: int, seconds: float) -> None:
+    def observe(self, tokens: int, drafted: int, seconds: float, requests: int) -> None:
         """Record a pass of the present window, as `DraftTrials.observe` describes it."""
+        self.requests += requests
         self.passes += 1
         self.seconds += seconds
         self.tokens += tokens
@@ -212,7 +219,7 @@ class TrialLevel:
 
     def _clear(self) -> None:
         """Begin a window."""
-        self.passes, self.seconds, self.tokens, self.drafted = 0, 0.0, 0, 0
+        self.passes, self.seconds, self.tokens, self.drafted, self.requests = 0, 0.0, 0, 0, 0
 
     def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
         """The use to try in the next window, if one is due."""

@@ -38,7 +38,7 @@ from sglang_qspec.sidecar.retries import Retries
 from sglang_qspec.sidecar.row_allocator import RowAllocator
 from sglang_qspec.sidecar.step_drafter import StepDrafter
 from sglang_qspec.sidecar.text import Subscriber
-from sglang_qspec.sidecar.warm_up import step_seconds
+from sglang_qspec.sidecar.warm_up import read_seconds, step_seconds
 
 MOST_LEFT_OUT = 1024
 """Maximum number of completions that one step examines and may skip in overload."""
@@ -110,8 +110,9 @@ class Drafter:
         """Number of submissions declined since the start."""
 
     def warm_up(self) -> None:
-        """Run first passes, and take their times as those of draft steps."""
+        """Run first passes, and take their times as those of draft steps and of reading."""
         self.statistics.expect_steps(step_seconds(self._model, self._slots))
+        self.statistics.expect_reading(read_seconds(self._model))
 
     @property
     def requests(self) -> int:

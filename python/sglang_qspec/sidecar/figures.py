@@ -200,6 +200,8 @@ REPORTED = tuple(figure for figure in FIGURES if figure.name in Heartbeat.__stru
 
 def heartbeat(parts: Parts) -> Heartbeat:
     """The present load and counters of the sidecar, for its servers."""
-    step_times = parts.drafter.statistics.step_times
+    statistics = parts.drafter.statistics
     found: dict[str, Any] = {figure.name: figure.read(parts) for figure in REPORTED}
-    return Heartbeat(**found, step_times=step_times)
+    return Heartbeat(
+        **found, step_times=statistics.step_times, read_seconds=statistics.read_seconds
+    )

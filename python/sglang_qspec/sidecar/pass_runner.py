@@ -103,6 +103,7 @@ class PassRunner:
         seconds = time.monotonic() - self._began
         self._queue.charge(self._computed, seconds)
         self.statistics.observe_pass(self._tokens, seconds)
+        self.statistics.observe_reading(self.advanced, self._read, seconds)
         if self._step_tokens:
             self.statistics.observe_step(self.advanced, self._step_tokens, self._read, seconds)
 

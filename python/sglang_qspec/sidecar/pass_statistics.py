@@ -15,6 +15,8 @@ LENGTH_MEMORY = 0.05
 """Weight of the latest first completion in the mean length."""
 STEP_MEMORY = 0.1
 """Weight of the latest pass in the moving average of its size."""
+READ_MEMORY = 2048
+"""Number of prompt tokens after which the mean duration of reading one counts half."""
 MOST_READ = 4
 """Maximum number of tokens per completion in a pass for `step_times`. A longer pass prefills
 a new draft, and is not a typical step."""
@@ -36,6 +38,8 @@ class PassStatistics:
         """Total seconds of the passes that advanced step drafts."""
         self.completion_len: float | None = None
         """Mean length of a finished first completion, in tokens; None before the first."""
+        self.read_seconds = 0.0
+        """Mean seconds for which a prompt token is read; 0 before it is known."""
         self._recent_tokens = 0.0
         """Tokens of recent passes; older passes weigh less."""
         self._recent_seconds = 0.0
@@ -67,6 +71,22 @@ class PassStatistics:
         keep = math.exp(-seconds / SPEED_MEMORY_S)
         self._recent_tokens = keep * self._recent_tokens + tokens
         self._recent_seconds = keep * self._recent_seconds + seconds
+
+    def expect_reading(self, seconds: float) -> None:
+        """Take the seconds for a prompt token before the first request as the first mean."""
+        self.read_seconds = self.read_seconds or seconds
+
+    def observe_reading(self, size: int, read: int, seconds: float) -> None:
+        """Record a pass over `size` completions that computed KV for `read` tokens.
+
+        It counts if it mostly reads prompts.
+        """
+        if read <= MOST_READ * size:
+            return
+        each = seconds / read
+        mean = self.read_seconds or each
+        weight = 1.0 - 0.5 ** (read / READ_MEMORY)
+        self.read_seconds = mean + weight * (min(each, 2 * mean) - mean)
 
     def observe_step(self, size: int, tokens: int, read: int, seconds: float) -> None:
         """Record a pass that advanced `size` completions, step drafts among them, in `seconds`.

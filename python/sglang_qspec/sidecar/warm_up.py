@@ -1,8 +1,8 @@
 """First passes of a loaded draft model, before the sidecar serves.
 
 The first pass of a size allocates memory, and may compile kernels. The passes also tell the servers
-how long a draft step takes, so that they can predict whether step drafts pay before they give the
-sidecar their cores for it.
+how long a draft step and the reading of a prompt take, so that they can predict whether step drafts
+pay before they give the sidecar their cores for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ TIMED = 3
 """Number of timed passes of each size, after one that is not timed."""
 MOST_S = 2.0
 """Seconds after which no further size begins."""
+READ = 64
+"""Number of prompt tokens of the pass that tells how long reading takes."""
 FIRST, SECOND = 0, 1
 """Token ids that the passes read; every vocabulary has them."""
 SAMPLINGS = (
@@ -54,6 +56,22 @@ def step_seconds(
             logger.warning("A pass over %d rows failed before the first request: %s", rows, error)
             break
     return found
+
+
+def read_seconds(model: DraftKV, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds for which a token of a prompt is read, from one pass; 0 if there is no such pass."""
+    if not model.rows.free_rows or model.rows.free_slots < READ:
+        return 0.0
+    row = model.rows.open()
+    try:
+        began = clock()
+        model.extend([row], [[FIRST] * READ])
+        return (clock() - began) / READ
+    except (DraftModelError, RuntimeError) as error:  # torch raises RuntimeError
+        logger.warning("A pass over a prompt failed before the first request: %s", error)
+        return 0.0
+    finally:
+        model.rows.close(row)
 
 
 def _sizes(model: DraftKV, slots: int) -> Iterator[int]:

@@ -43,7 +43,12 @@ class Cores:
 def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
     """A speculator; `wanted` says whether any request asks for drafts of its sidecar."""
     sidecar = SimpleNamespace(
-        ready=ready, wanted=wanted, may_come=False, starved=False, step_times=[]
+        ready=ready,
+        wanted=wanted,
+        may_come=False,
+        starved=False,
+        step_times=[],
+        read_seconds=0.0,
     )
     return SimpleNamespace(totals=Totals(), sidecar=sidecar)
 
@@ -220,6 +225,20 @@ def test_cores_go_to_the_sidecar_first_unless_its_steps_are_clearly_too_slow(
         divided._times.observe(1, 1, 0.1)
     assert divided.enter(REQUESTS, RUNTIME) is first
     assert divided.enter(REQUESTS, replace(RUNTIME, mode="ahead")) is ALL
+
+
+@pytest.mark.parametrize(("prompt", "answer", "first"), [(400, 40, TEXTS), (40, 400, ALL)])
+def test_the_target_keeps_the_cores_where_the_sidecar_would_mostly_read_prompts(
+    divided: CoreUse, prompt: int, answer: int, first: DraftUse
+) -> None:
+    steps_take(divided, 0.02)
+    divided._speculator.sidecar.read_seconds = 0.01
+    divided._speculator.totals.lengths.arrive(prompt, answer)
+    divided._speculator.totals.lengths.end(answer)
+    divided._times.enter_cores(1)
+    for _ in range(5):
+        divided._times.observe(1, 1, 0.1)
+    assert divided.enter(REQUESTS, RUNTIME) is first
 
 
 @pytest.mark.parametrize(("step_s", "first"), [(0.02, ALL), (1.0, TEXTS)])

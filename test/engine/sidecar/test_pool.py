@@ -293,3 +293,14 @@ def test_step_times_are_those_of_the_slowest_connected_sidecar(two: Fleet) -> No
     two.links["b"].die()
     poll(two.active)
     assert two.active.sidecar.step_times == [(1.0, 0.01)]
+
+
+def test_prompts_are_read_by_all_connected_sidecars(two: Fleet) -> None:
+    assert two.active.sidecar.read_seconds == 0.0
+    for link, seconds in zip(two.links.values(), (0.001, 0.003), strict=True):
+        link.inject(Heartbeat(0, 0, 0, 0, read_seconds=seconds))
+    poll(two.active)
+    assert two.active.sidecar.read_seconds == 0.0015
+    two.links["b"].die()
+    poll(two.active)
+    assert two.active.sidecar.read_seconds == 0.001

@@ -227,6 +227,16 @@ class SidecarPool:
         beats = [client.link.heartbeat for client in self._clients if client.ready]
         return joint_step_times([beat.step_times for beat in beats if beat is not None])
 
+    @property
+    def read_seconds(self) -> float:
+        """Seconds for which a prompt token is read, if the sidecars divide the prompts evenly.
+
+        0 before it is known.
+        """
+        beats = [client.link.heartbeat for client in self._clients if client.ready]
+        seconds = [beat.read_seconds for beat in beats if beat is not None]
+        return max(seconds, default=0.0) / max(1, len(seconds))
+
     def change(self, endpoints: Sequence[str]) -> None:
         """Connect to the sidecars at these addresses, and leave all others.
 

@@ -118,7 +118,10 @@ class CoreUse:
         return self._trials if self._speculator.sidecar.ready or not self._shares else None
 
     def _forecast(self, requests: int) -> Forecast | None:
-        """What step drafts are worth for a batch, as the times of passes and steps predict it."""
+        """What step drafts are worth for a batch, as the times of passes and steps predict it.
+
+        The rates are those of the machine's usual pace.
+        """
         if self._settings is None or self._ratio is None:
             return None
         settings, step_times = self._settings, self._speculator.sidecar.step_times
@@ -134,7 +137,7 @@ class CoreUse:
             beside = known
         else:  # more cores are never worth more than their number, and often much less
             slower = math.sqrt(self._ratio)
-        return forecast(
+        found = forecast(
             requests,
             verify_seconds=beside or (lambda bs, width: slower * known(bs, width)),
             plain_seconds=alone(requests, 1) if alone else known(requests, 1) / slower,
@@ -143,7 +146,10 @@ class CoreUse:
             widest=settings.draft_token_num,
             lookahead=settings.step_tokens,
             shares_device=self._cores is None,
+            read_seconds=self._speculator.sidecar.read_seconds
+            * self._speculator.totals.lengths.prompt_tokens_per_output_token,
         )
+        return Forecast(self._pace.now * found.drafts, self._pace.now * found.plain)
 
     @property
     def keeps_drafting(self) -> bool:
