@@ -62,6 +62,14 @@ def armed(row):
     return replace(row, function=hook)
 
 
+def failing(sound):
+    def method(*args):
+        meet(sound.__name__, "before")
+        return sound(*args)
+
+    return method
+
+
 def popen(calls=count(), real=subprocess.Popen):
     def start(*args, **kwargs):
         if next(calls) < 2:
@@ -72,16 +80,19 @@ def popen(calls=count(), real=subprocess.Popen):
 
 
 def load():
+    from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.engine.start import hooks
     from sglang_qspec.sidecar import child_process
 
     for name in ("detokenizer", "front", "scheduler"):
         rows = getattr(hooks, name)
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
+    Speculator.commit = failing(Speculator.commit)
     child_process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
 """
 """Source of the plugin. While a file with the name of a hook contains `before` or `after`, the hook
-fails before or after its work, and adds a byte to NAME.met. The first two starts of a sidecar fail.
+fails before or after its work, and adds a byte to NAME.met. `commit` is `Speculator.commit`, which
+can only fail before. The first two starts of a sidecar fail.
 """
 
 

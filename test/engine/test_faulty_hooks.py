@@ -1,8 +1,8 @@
-"""After an error in a hook, a running server fails no request and gives no wrong answer.
+"""After an error in the plugin, a running server fails no request and gives no wrong answer.
 
-A second plugin makes the server's hooks fail on demand. The tests compare the answers with those
-that the same server gives without drafts. With `--thorough` all tests also run on a server that
-passes as a GPU server does.
+A second plugin makes the server's hooks fail on demand, and the step between two passes that
+commits tokens. The tests compare the answers with those that the same server gives without drafts.
+With `--thorough` all tests also run on a server that passes as a GPU server does.
 """
 
 from collections.abc import Iterator
@@ -164,7 +164,9 @@ def armed(
 
 
 def count_logged(server: Server, hook: str) -> int:
-    """Number of errors of the hook in the log."""
+    """Number of errors of the hook, or of `commit`, in the log."""
+    if hook == "commit":
+        return server.log.count("Speculation failed while committing the tokens of a pass;")
     method = ROWS[hook].target.rpartition(".")[2]
     return server.log.count(f"the hook {hook} on {method}")
 
@@ -241,8 +243,8 @@ def test_a_refused_request_is_still_a_400(server: Server, prompts: list[str]) ->
             server.post(path, body)
 
 
-@pytest.mark.parametrize("hook", ["polled", "enqueued", "aborted"])
-def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidecar(
+@pytest.mark.parametrize("hook", ["commit", "polled", "enqueued", "aborted"])
+def test_an_error_where_requests_are_followed_ends_speculation_and_its_sidecar(
     server: Server, faults: Faults, prompts: list[str], expected: list[list[int]], hook: str
 ) -> None:
     if state(server)["failed"]:
@@ -257,7 +259,12 @@ def test_an_error_in_a_hook_that_follows_requests_ends_speculation_and_its_sidec
     assert count_logged(server, hook) == 1
     until(lambda: not sidecar_processes(server))
     assert state(server)["sidecar"] == "lost"
-    assert "qspec" not in generate(server, prompts[0], **TOKENS)["meta_info"]
+    for prompt, ids in zip(prompts, expected, strict=True):
+        after = generate(server, prompt, **TOKENS)
+        assert "qspec" not in after["meta_info"]
+        assert after["output_ids"] == ids
+    chosen = generate(server, prompts[0], temperature=0.8, max_new_tokens=8)
+    assert chosen["meta_info"]["completion_tokens"] == 8
     assert server.post("/set_internal_state", {"server_args": {"qspec_enabled": 1}}) == [False]
     assert server.post("/flush_cache", {})
     assert "sidecar_state{" in server.get("/metrics")
