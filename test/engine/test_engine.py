@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,13 @@ from test.engine.awaiting import awaiting
 pytestmark = pytest.mark.server
 
 PROGRAM = """
-import asyncio, sys, json
+import asyncio, os, sys, json
 import sglang_qspec  # first: it installs the CPU stand-ins
 import sglang as sgl
 
 if __name__ == "__main__":
     target, draft = sys.argv[1:]
-    engine = sgl.Engine(
+    given = dict(
         model_path=target,
         device="cpu",
         dtype="float32",
@@ -30,6 +30,13 @@ if __name__ == "__main__":
         speculative_algorithm="QSPEC",
         speculative_draft_model_path=draft,
     )
+    os.environ["SGLANG_QSPEC_COMPLETIONS"] = "none"
+    try:
+        sgl.Engine(**given)
+    except ValueError as error:
+        refusal = f"{type(error).__name__}: {error}"
+    os.environ["SGLANG_QSPEC_COMPLETIONS"] = "2"
+    engine = sgl.Engine(**given)
     sampling = {"temperature": 0, "max_new_tokens": 16}
     text = "The sun is a star because"
     plain = engine.generate(text, sampling)
@@ -49,24 +56,25 @@ if __name__ == "__main__":
     engine.shutdown()
     answers = {"plain": plain, "guessed": guessed, "other": other, "async": whole}
     streams = {"streamed": streamed, "async_streamed": pieces}
-    print(json.dumps({**answers, **streams, "state": settings}))
+    print(json.dumps({**answers, **streams, "state": settings, "refusal": refusal}))
 """
 
 
-def run(models: DemoModels, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@pytest.fixture(scope="module")
+def result(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the program prints."""
+    ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(models.target), str(models.draft)],
-        env={**os.environ, **settings},
+        env={**os.environ, **awaiting(tmp_path_factory.mktemp("plugin"))},
         capture_output=True,
         text=True,
         timeout=300,
     )
-
-
-def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels, tmp_path: Path) -> None:
-    ended = run(models, {**awaiting(tmp_path), "SGLANG_QSPEC_COMPLETIONS": "2"})
     assert ended.returncode == 0, ended.stderr[-3000:]
-    result = json.loads(ended.stdout.splitlines()[-1])
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_an_engine_speculates_with_guesses_in_prompts(result: Any) -> None:
     assert result["guessed"]["output_ids"] == result["plain"]["output_ids"]
     assert result["guessed"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] > 4
     assert result["other"]["meta_info"]["qspec"]["accepted_by_source"]["guess"] == 0
@@ -77,7 +85,5 @@ def test_an_engine_speculates_with_guesses_in_prompts(models: DemoModels, tmp_pa
     assert result["state"]["sidecar"] in ("connecting", "ready")
 
 
-def test_a_bad_setting_raises_in_the_program(models: DemoModels) -> None:
-    ended = run(models, {"SGLANG_QSPEC_COMPLETIONS": "none"})
-    assert ended.returncode != 0
-    assert "ConfigError: SGLANG_QSPEC_COMPLETIONS is 'none'" in ended.stderr
+def test_a_bad_setting_raises_in_the_program(result: Any) -> None:
+    assert result["refusal"].startswith("ConfigError: SGLANG_QSPEC_COMPLETIONS is 'none'")
