@@ -16,6 +16,7 @@ from sglang_qspec.engine.boundary import compat, installed, sglang_names
 from sglang_qspec.engine.start import checks, hooks, unsupported
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.models import DemoModels
+from test.preloaded.interpreter import Popen
 
 LAUNCH = [sys.executable, "-m", "sglang.launch_server"]
 
@@ -359,8 +360,9 @@ def errors_of(stderr: str) -> list[str]:
     ],
 )
 def test_a_bad_flag_stops_the_start_with_one_sentence(
-    models: DemoModels, extra: list[str], words: str
+    models: DemoModels, monkeypatch: pytest.MonkeyPatch, extra: list[str], words: str
 ) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     command = [*LAUNCH, "--model-path", str(models.target), "--device", "cpu"]
     command += ["--speculative-algorithm", "QSPEC", *extra]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)

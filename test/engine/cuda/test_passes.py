@@ -4,9 +4,6 @@ SGLang's scheduler, its runner of CUDA graphs and our worker run on the CPU with
 `called_graphs` describes the stand-ins for the graphs.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from sglang_qspec.tools.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
+from test.preloaded.interpreter import output_of
 from test.random_llama import write_random_llama
 
 CASES = (
@@ -41,16 +39,7 @@ def model(models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(model: Path, kind: str) -> Any:
     """The output of `serving` for the model."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "test.engine.cuda.serving"],
-        input=json.dumps([str(model), kind]),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=Path(__file__).parents[3],
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout)
+    return output_of("test.engine.cuda.serving", [str(model), kind])
 
 
 @pytest.fixture(scope="module")

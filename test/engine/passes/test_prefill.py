@@ -3,11 +3,6 @@
 SGLang's scheduler and our worker serve a random Llama in a process of their own (`prefilling`).
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +13,7 @@ from sglang_qspec.config import variable
 from sglang_qspec.engine.passes.launch import prefill, prefill_hooks
 from sglang_qspec.tools.models import DemoModels
 from test.engine.cuda.prompts import PROMPTS
+from test.preloaded.interpreter import output_of
 from test.random_llama import write_random_llama
 
 WIDEST = 8
@@ -32,17 +28,8 @@ def records(
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     folder = tmp_path_factory.mktemp("model")
     model = write_random_llama(folder, models, hidden_size=64, intermediate_size=96, **sizes)
-    ended = subprocess.run(
-        [sys.executable, "-m", "test.engine.passes.prefilling"],
-        input=json.dumps([str(model), request.param]),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, variable("prefill_drafts"): "on"},
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout)
+    given = [str(model), request.param]
+    return output_of("test.engine.passes.prefilling", given, **{variable("prefill_drafts"): "on"})
 
 
 def overshoot(records: Any) -> int:
