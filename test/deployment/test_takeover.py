@@ -71,9 +71,14 @@ FILES: dict[str, Callable[[str], list[str]]] = {
 PROTECTION = ("--control-plane-api-keys=", "--history-backend=", "--disable-circuit-breaker")
 
 
-def protection(file: str) -> list[str]:
-    """The flags of a file's router that keep clients off its control plane."""
-    return [flag for flag in FILES[file]("router") if flag.startswith(PROTECTION)]
+def protection() -> list[str]:
+    """The flags of the router that keep clients off its control plane, which both files have."""
+    compose, kubernetes = (
+        [flag for flag in arguments("router") if flag.startswith(PROTECTION)]
+        for arguments in FILES.values()
+    )
+    assert sorted(compose) == sorted(kubernetes)
+    return compose
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +98,9 @@ def attacker(stack: ExitStack) -> RecordingServer:
     return stack.enter_context(RecordingServer())
 
 
-@pytest.fixture(scope="module", params=FILES)
-def router(request: pytest.FixtureRequest, server: RecordingServer) -> Iterator[Router]:
-    with Router([server.url], *protection(request.param)) as running:
+@pytest.fixture(scope="module")
+def router(server: RecordingServer) -> Iterator[Router]:
+    with Router([server.url], *protection()) as running:
         yield running
 
 
