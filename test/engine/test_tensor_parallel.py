@@ -1,6 +1,6 @@
 """A target of two ranks on two CPUs: rank 0 decides, and both ranks run the same passes.
 
-A second server, `as_gpu`, passes as a GPU server does.
+The server passes as a GPU server does; with `--thorough` all tests also run on one that does not.
 The target is a small model with random weights. It has an even number of heads, so two ranks can
 divide it. The draft model is the same model. float32 sums of two ranks do not depend on their
 order, so answers are compared exactly.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,34 +70,25 @@ FAULT = """
 """
 
 
-@contextmanager
-def speculating(model: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """A server of two ranks with this target, which is also its draft model."""
-    arguments = [*TENSOR_PARALLEL, *QSPEC, "--speculative-draft-model-path", str(model)]
-    with Server(model, arguments, environment=environment) as running:
-        connected(running)
-        yield running
-
-
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file `rankN` in this folder makes rank N fail to prepare each pass with drafts."""
     return tmp_path_factory.mktemp("faults")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["gpu", pytest.param("normal", marks=pytest.mark.thorough)])
 def server(
-    small_target: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    small_target: Path,
+    faults: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
-    environment = awaiting(tmp_path_factory.mktemp("plugin"), FAULT)
-    with speculating(small_target, environment | {"QSPEC_TEST_FAULTS": str(faults)}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def as_gpu(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environment = awaiting(tmp_path_factory.mktemp("plugin"), GPU_SHAPE)
-    with speculating(small_target, environment) as running:
+    shape = GPU_SHAPE if request.param == "gpu" else ""
+    environment = awaiting(tmp_path_factory.mktemp("plugin"), FAULT + shape)
+    environment["QSPEC_TEST_FAULTS"] = str(faults)
+    arguments = [*TENSOR_PARALLEL, *QSPEC, "--speculative-draft-model-path", str(small_target)]
+    with Server(small_target, arguments, environment=environment) as running:
+        connected(running)
         yield running
 
 
@@ -126,16 +116,17 @@ def test_answers_without_drafts_are_those_of_two_ranks_without_this_plugins_algo
         assert ids(ask_all(server, bodies, **ALL_SOURCES)) == ids(expected)
 
 
+@pytest.mark.parametrize("server", ["gpu"], indirect=True)
 def test_ranks_launch_passes_without_drafts_before_they_know_the_last_tokens(
-    as_gpu: Server, bodies: Bodies, expected: Answers
+    server: Server, bodies: Bodies, expected: Answers
 ) -> None:
     """Drafts come and go meanwhile: a request with drafts joins and leaves the batch."""
-    assert ids(ask_all(as_gpu, bodies)) == ids(expected)
-    before = state(as_gpu)["early_passes"]
+    assert ids(ask_all(server, bodies)) == ids(expected)
+    before = state(server)["early_passes"]
     # Without the penalties, because a pass with penalties waits for the last tokens.
-    assert ids(ask_all(as_gpu, bodies[::2], **PLAIN)) == ids(expected[::2])
-    assert state(as_gpu)["early_passes"] - before > 10
-    assert state(as_gpu)["eager_passes"] == 0
+    assert ids(ask_all(server, bodies[::2], **PLAIN)) == ids(expected[::2])
+    assert state(server)["early_passes"] - before > 10
+    assert state(server)["eager_passes"] == 0
 
 
 def accepted(answer: dict[str, Any]) -> int:
@@ -150,12 +141,10 @@ def test_each_rank_has_cpus_of_its_own(server: Server) -> None:
     assert not first & second
 
 
-@pytest.mark.parametrize("shape", ["server", "as_gpu"])
 @pytest.mark.parametrize("mode", MODES[:-1])  # in `auto` the contract does
 def test_every_pipeline_gives_the_answers_of_two_ranks_without_speculation(
-    request: pytest.FixtureRequest, bodies: Bodies, expected: Answers, mode: str, shape: str
+    server: Server, bodies: Bodies, expected: Answers, mode: str
 ) -> None:
-    server: Server = request.getfixturevalue(shape)
     turn(server, mode=MODES.index(mode))
     answers = ask_all(server, bodies, **ALL_SOURCES)
     turn(server, mode=MODES.index("auto"))
