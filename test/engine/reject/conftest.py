@@ -18,7 +18,10 @@ def server(
     request: pytest.FixtureRequest, models: DemoModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("plugin")
-    flags = ("--speculative-qspec-acceptance", "reject", "--speculative-qspec-mode", "sequential")
+    flags = (
+        *("--speculative-qspec-acceptance", "reject", "--speculative-qspec-mode", "sequential"),
+        *("--max-running-requests", "4"),  # samples take half the time
+    )
     more = GPU_SHAPE if request.param == "gpu" else ""
     with server_with_sidecar(models, folder, *flags, more=more) as running:
         yield running

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.tools.models import DemoModels
-from test.preloaded.interpreter import Popen
 from test.random_llama import write_random_llama
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 1, "head_dim": 64}
@@ -33,13 +31,8 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int,
 
 @pytest.mark.server
 def test_a_copy_of_the_target_agrees_and_another_model_does_not(
-    models: DemoModels,
-    target: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    models: DemoModels, target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", Popen)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"Say {word}."}) for word in ("one", "two")))
     given = ("--target", target, "--draft", target, models.draft, "--prompts", prompts)

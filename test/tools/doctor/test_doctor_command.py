@@ -15,7 +15,6 @@ import pytest
 
 from sglang_qspec.tools.doctor.checks import CHECKS
 from sglang_qspec.tools.models import DemoModels
-from test.preloaded.interpreter import Popen
 from test.random_llama import write_random_llama
 
 DOCTOR = [sys.executable, "-m", "sglang_qspec", "doctor"]
@@ -107,11 +106,8 @@ def test_the_text_names_what_is_wrong_and_what_to_do() -> None:
 
 
 @on_cpu
-def test_a_measurement_says_what_to_expect(
-    models: DemoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_says_what_to_expect(models: DemoModels, tmp_path: Path) -> None:
     """A small random model drafts for itself, so both agree on nearly all tokens."""
-    monkeypatch.setattr(subprocess, "Popen", Popen)
     folder = str(write_random_llama(tmp_path, models, hidden_size=64, intermediate_size=128))
     options = ["--model", folder, "--draft-model", folder, "--measure"]
     status, content, checks = examined(*options)
