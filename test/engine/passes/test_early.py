@@ -232,6 +232,19 @@ def test_a_request_that_may_get_drafts_makes_the_pass_wait(engine: Engine) -> No
     assert engine.leader._planned is None
 
 
+def test_a_batch_too_large_for_drafts_is_served_without_a_wait_and_without_step_drafts(
+    clock: Clock, link: FakeSidecarLink, early_engine: Callable[[Speculator], Engine]
+) -> None:
+    engine = early_engine(connect(link, clock))
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    poll(engine.active)
+    assert engine.worker.launches_early(engine.batch()) is None
+    assert engine.active.sidecar.lookahead > 0
+    engine.leader._proposer._shapes = SimpleNamespace(tiers=(), widths=lambda _: (1,))
+    assert engine.round() is not None
+    assert engine.active.sidecar.lookahead == 0
+
+
 @pytest.mark.parametrize(
     "info",
     [

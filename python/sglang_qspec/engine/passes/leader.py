@@ -31,7 +31,7 @@ from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
+from sglang_qspec.policy import DraftUse, PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -242,6 +242,8 @@ class Leader:
                 self.accounting.end_run()
                 rids = lineup.rids
                 use = self._core_use.enter(len(rids), self._runtime, lineup.kind)
+                if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
+                    use = DraftUse.NONE  # no pass over so many requests has drafts
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),
