@@ -272,9 +272,9 @@ class PassRunner:
             completion.aims.frombytes(completion.aim.packed(kept))
             completion.token_ids.extend(tokens[:kept])
             ended = ended or size >= text.limit
-            if completion.row is not None and (ended or not go_on):
-                covered = min(self._rows.length(completion.row), len(completion) - 1)
-                self._rows.truncate(completion.row, covered)
+            row = completion.row
+            if row is not None and self._most_passes > 1 and (ended or not go_on):
+                self._rows.truncate(row, min(self._rows.length(row), len(completion) - 1))
             if place in candidates:
                 completion.candidates.append(candidates[place])
             if ended:
