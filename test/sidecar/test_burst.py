@@ -211,8 +211,12 @@ def test_tokens_are_appended_beside_the_first_pass_of_the_next_burst(
         order.append("append")
         append(*given, **named)
 
+    def downloaded(copy: transfers.HostCopy) -> Any:
+        order.append("read")
+        return read(copy)
+
     monkeypatch.setattr(PassRunner, "_append", appended)
-    monkeypatch.setattr(transfers.HostCopy, "read", lambda copy: order.append("read") or read(copy))
+    monkeypatch.setattr(transfers.HostCopy, "read", downloaded)
     driver.step()
     first, second = "pass pass pass", "pass read append pass pass"
     told = [*first.split(), *("" if waits else second + " pass read append pass").split()]
