@@ -37,7 +37,7 @@ def install() -> None:
 
     from sglang_qspec.engine.passes.launch import tree_attention
     from sglang_qspec.engine.start import arguments
-    from sglang_qspec.sidecar.burst import MOST_PASSES
+    from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
     from sglang_qspec.sidecar.drafter import Drafter
     from sglang_qspec.sidecar.kv_rows import KVRows
     from sglang_qspec.verify import rows
@@ -47,7 +47,8 @@ def install() -> None:
         sound(*given, **named)
 
     def draft(sound: Callable[..., Any], *given: Any, **named: Any) -> None:
-        sound(*given, **{**named, "apart": False, "most_passes": MOST_PASSES})
+        on_gpu = {"apart": False, "most_passes": MOST_PASSES, "most_bursts": MOST_BURSTS}
+        sound(*given, **named | on_gpu)
 
     def keep(sound: Callable[..., Any], self: Any, *given: Any) -> None:
         sound(self, *given)

@@ -18,6 +18,7 @@ from sglang_qspec.sidecar import burst
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.kv_rows import KVRows
+from sglang_qspec.sidecar.pass_runner import PassRunner
 from sglang_qspec.sidecar.sampler import Sampler
 from sglang_qspec.sidecar.sampling import GREEDY, Sampling
 from test.sidecar.drafter_driver import ONE, DrafterDriver
@@ -31,11 +32,11 @@ SMALLER = Peer("smaller", b"3", 900)
 SEEDED = SeededSampling(7, 0.9, top_p=0.9)
 
 
-def of_all_kinds(most_passes: int) -> DrafterDriver:
+def of_all_kinds(most_passes: int, most_bursts: int = 1) -> DrafterDriver:
     """A driver after it has drafted completions of all kinds, which end at different lengths."""
     model = ScriptedModel(lambda sequence: sum(sequence) % 900)
     model.certainty = 7.0  # so that samples differ
-    driver = DrafterDriver(model, most_passes=most_passes)
+    driver = DrafterDriver(model, most_passes=most_passes, most_bursts=most_bursts)
     for number in range(12):
         driver.submit(
             f"r{number}",
@@ -53,8 +54,9 @@ def of_all_kinds(most_passes: int) -> DrafterDriver:
     return driver
 
 
-def test_bursts_draft_the_tokens_of_single_passes_and_free_the_rest() -> None:
-    drivers = [of_all_kinds(most_passes) for most_passes in (1, MOST)]
+@pytest.mark.parametrize("most_bursts", [1, 4])
+def test_bursts_draft_the_tokens_of_single_passes_and_free_the_rest(most_bursts: int) -> None:
+    drivers = [of_all_kinds(1), of_all_kinds(MOST, most_bursts)]
     alone, bursts = drivers
     assert bursts.told == alone.told
     lengths = {len(tokens) for tokens in alone.told.values()}
@@ -191,6 +193,37 @@ def test_no_pass_is_queued_while_a_server_may_commit(order: list[str]) -> None:
     assert order == ["pass", *further]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_tokens_are_appended_beside_the_first_pass_of_the_next_burst(
+    order: list[str], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Unless another completion waits. The second burst goes on with the tokens of the first."""
+    model = ScriptedModel()
+    driver = DrafterDriver(model, most_passes=3, most_bursts=3, slots=1)
+    driver.submit("a", [5, 6], completions=1, max_new_tokens=9)
+    driver.step()
+    if waits:
+        driver.submit("b", [15, 16], completions=1)
+    model.on_pass = lambda _: order.append("pass")
+    append, read = PassRunner._append, transfers.HostCopy.read
+
+    def appended(*given: Any, **named: Any) -> None:
+        order.append("append")
+        append(*given, **named)
+
+    def downloaded(copy: transfers.HostCopy) -> Any:
+        order.append("read")
+        return read(copy)
+
+    monkeypatch.setattr(PassRunner, "_append", appended)
+    monkeypatch.setattr(transfers.HostCopy, "read", downloaded)
+    driver.step()
+    first, second = "pass pass pass", "pass read append pass pass"
+    told = [*first.split(), *("" if waits else second + " pass read append pass").split()]
+    assert [each for each in order if "wait" not in each] == [*told, "read", "append"]
+    driver.drafter.check_integrity()
+
+
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
     """Fake CUDA tensors; the host reads ones, and an event has always occurred."""
@@ -228,7 +261,9 @@ def test_a_burst_has_one_upload_and_one_download(
     own = [model.rows.open() for _ in range(count)]
     sizes = [900 + row % 2 for row in range(count)]
     sampler = Sampler(samplings * 2, range(count), [5] * count, sizes, passes)
-    drawn = burst.run(model, own, [1] * count, counts, sampler, queued=True)
+    drawing = burst.Drawing(model, own, [1] * count, counts, sampler)
+    assert drawing.run(queued=True)
+    drawn = drawing.read()
     assert [len(tokens) for tokens in drawn.token_ids] == counts
     assert [len(tokens) for tokens in fed] == [count, *[len(samplings)] * (passes - 1)]
     assert {tokens.device for tokens in fed} == {CUDA}

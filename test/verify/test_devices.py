@@ -22,7 +22,7 @@ from sglang_qspec.verify.sample import (
 )
 from test.verify.fake_cuda import CUDA, Costs, fake_cuda
 
-ROWS, VOCAB = 6, 3000
+ROWS, VOCAB = 64, 3000
 
 
 def floats(*shape: int) -> Tensor:
@@ -104,7 +104,7 @@ def test_all_that_a_pass_may_ask_for_takes_at_most_40_kernels() -> None:
     with fake_cuda():
         logits, temperatures = floats(ROWS, VOCAB), floats(ROWS)
         draws = draws_of("kpm", seeded=True, near=False, rank_limit=None)
-        penalties, rest = penalties_of(2), trees_of(2, 3)
+        penalties, rest = penalties_of(ROWS // 4), trees_of(ROWS // 4, 4)
         with Costs() as costs:
             penalize(logits, penalties, *rest)
             sample_targets(logits, temperatures, draws)

@@ -66,6 +66,10 @@ class Speculator:
         """The ids of the requests of the latest pass without drafts."""
         self._uncounted = 0
         """Number of further passes of `_run` that its requests have not counted."""
+        self.arrivals = 0
+        """Number of requests that began to wait so far."""
+        self.complete: Callable[[], None] = lambda: None
+        """Counts all passes that are over; called before totals and tallies are read."""
 
     def enqueue(
         self,
@@ -90,6 +94,7 @@ class Speculator:
         wanted = self.runtime_settings.grant(read_controls(custom_params, self.settings))
         if max_new_tokens - len(output_ids) <= 1 or not wanted.enabled:
             return
+        self.arrivals += 1
         live = self._live.get(rid)
         if live is not None and output_ids and live.prompt_ids == prompt_ids:
             self.sidecar.forget(live)
@@ -149,6 +154,7 @@ class Speculator:
         `output_len` is the number of output tokens that the client gets; the last pass may have
         committed more.
         """
+        self.complete()
         self._count_run()
         live = self._live.pop(rid, None)
         if live is None:
@@ -392,6 +398,7 @@ class Speculator:
 
         Totals count from the start of the server, `drafted_tokens` from the start of the sidecar.
         """
+        self.complete()
         return {
             **self.sidecar.describe(),
             "link_seconds": self.link_seconds,

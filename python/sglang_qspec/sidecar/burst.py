@@ -23,6 +23,9 @@ from sglang_qspec.transfers import HostCopy, mark, to_device
 MOST_PASSES = 16
 """Maximum number of passes in a burst on a GPU. What a burst costs the host is divided among them;
 a row that ends by itself wastes those that follow."""
+MOST_BURSTS = 4
+"""Maximum number of bursts one after the other, of which each but the first is launched before the
+host has the tokens of the last one. Then the drafter plans anew."""
 
 
 class Drawn(NamedTuple):
@@ -83,44 +86,69 @@ class Burst:
         )
 
 
-def run(
-    model: DraftKV,
-    own: Sequence[int],
-    token_ids: Sequence[int],
-    counts: Sequence[int],
-    sampler: Sampler,
-    *,
-    ends: Callable[[], bool] = lambda: False,
-    queued: bool = False,
-) -> Drawn:
-    """Run a burst. `Burst` describes `own`, `token_ids` and `counts`.
+class Drawing:
+    """A burst under way: its passes are launched one by one, and its tokens are read at its end."""
 
-    Before each further pass it asks whether the burst `ends`. It asks when the device has run the
-    last pass, or with `queued` the pass before the last one, so that the device need not wait for
-    the host.
-    """
-    burst = Burst(model.rows, own, token_ids, counts, sampler.arrays)
-    sampler.put(burst.more)
-    tokens, found, waits = burst.token_ids, list[torch.Tensor](), list[Callable[[], None]]()
-    for number, size in enumerate(burst.sizes):
-        if number > queued:
-            waits[number - 1 - queued]()
-        if number and ends():
-            break
-        logits = model.decode(burst.inputs(number), tokens[:size])
-        tokens = sampler.draw(logits, number)
-        found.append(tokens)
-        if len(burst.sizes) > 1:
-            waits.append(mark(tokens.device))
-    if len(burst.sizes) == 1:
-        chosen = sampler.choices(tokens, logits)
-        return Drawn([[token] for token in chosen.token_ids], chosen.candidates, logits)
-    by_pass = np.zeros((len(found), len(own)), np.int64)
-    by_pass[np.arange(len(own)) < np.array(burst.sizes[: len(found)])[:, None]] = HostCopy(
-        torch.cat(found)
-    ).read()
-    by_row: list[list[int]] = by_pass.T.tolist()
-    for row, count in zip(own, counts, strict=True):
-        if count > len(found):
-            model.rows.truncate(row, model.rows.length(row) - (count - len(found)))
-    return Drawn([row[:count] for row, count in zip(by_row, counts, strict=True)], {}, logits)
+    def __init__(
+        self,
+        model: DraftKV,
+        own: Sequence[int],
+        token_ids: Sequence[int],
+        counts: Sequence[int],
+        sampler: Sampler,
+        before: torch.Tensor | None = None,
+    ) -> None:
+        """Prepare a burst. `Burst` describes `own`, `token_ids` and `counts`.
+
+        With `before`, `token_ids` are the places of the last tokens in `before`, int64 [n], which
+        are on the device.
+        """
+        self._model, self._sampler, self._counts = model, sampler, counts
+        self._burst = Burst(model.rows, own, token_ids, counts, sampler.arrays)
+        sampler.put(self._burst.more)
+        last = self._burst.token_ids
+        self.tokens = last if before is None else before[last]
+        """The tokens of the last launched pass, on the device."""
+        self._found: list[torch.Tensor] = []
+        self._waits: list[Callable[[], None]] = []
+        self._copy: HostCopy | None = None
+
+    def launch(self) -> None:
+        """Launch the next pass."""
+        number, sizes = len(self._found), self._burst.sizes
+        self._logits = self._model.decode(self._burst.inputs(number), self.tokens[: sizes[number]])
+        self.tokens = self._sampler.draw(self._logits, number)
+        self._found.append(self.tokens)
+        if len(sizes) > 1:
+            self._waits.append(mark(self.tokens.device))
+
+    def run(self, ends: Callable[[], bool] = lambda: False, *, queued: bool = False) -> bool:
+        """Launch the passes that are left; False if the burst `ends` before.
+
+        Before each further pass it asks whether the burst `ends`. It asks when the device has run
+        the last pass, or with `queued` the pass before the last one, so that the device need not
+        wait for the host.
+        """
+        sizes = self._burst.sizes
+        while len(self._found) < len(sizes):
+            number = len(self._found)
+            if number > queued:
+                self._waits[number - 1 - queued]()
+            if number and ends():
+                break
+            self.launch()
+        if len(sizes) > 1:
+            self._copy = HostCopy(torch.cat(self._found))
+        return len(self._found) == len(sizes)
+
+    def read(self) -> Drawn:
+        """Wait for the passes that `run` has launched, and return their tokens."""
+        if self._copy is None:
+            chosen = self._sampler.choices(self.tokens, self._logits)
+            return Drawn([[token] for token in chosen.token_ids], chosen.candidates, self._logits)
+        sizes = np.array(self._burst.sizes[: len(self._found)])
+        by_pass = np.zeros((len(sizes), len(self._counts)), np.int64)
+        by_pass[np.arange(len(self._counts)) < sizes[:, None]] = self._copy.read()
+        by_row: list[list[int]] = by_pass.T.tolist()
+        tokens = [row[:count] for row, count in zip(by_row, self._counts, strict=True)]
+        return Drawn(tokens, {}, self._logits)

@@ -59,6 +59,7 @@ class Drafter:
         max_server_tokens: int = MAX_SERVER_TOKENS,
         max_backlog_s: float = MAX_BACKLOG_S,
         most_passes: int = 1,
+        most_bursts: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set the limits of a pass, and choose what passes and servers share.
@@ -69,7 +70,8 @@ class Drafter:
         prompts of several servers are drafted once and share their KV. `max_server_tokens` limits
         the text tokens, and separately the draft tokens, kept for one server. If one of several
         servers has a backlog of more than `max_backlog_s` seconds, the drafter may skip work
-        (`Overload`). `most_passes` is the maximum number of decode passes in a burst.
+        (`Overload`). `most_passes` is the maximum number of decode passes in a burst, and
+        `most_bursts` that of bursts in a step.
         """
         self._model = model
         self._rows = model.rows
@@ -101,6 +103,7 @@ class Drafter:
             self._quota,
             self._outbox,
             most_passes=most_passes,
+            most_bursts=most_bursts,
         )
         self.statistics = self._passes.statistics
         self.retries = Retries(self._rows, self.queue, self._allocator)
@@ -261,7 +264,7 @@ class Drafter:
     def step(self, ends: Callable[[], bool] = lambda: False) -> None:
         """Run one pass: a token for the most urgent completions, and prefill of new prompts.
 
-        Without prefill it may be a burst of decode passes, which stops when it `ends`.
+        Without prefill it may be bursts of decode passes, which stop when it `ends`.
 
         If the pass raises, all KV that it may have touched is freed. Its prompts are then tried
         again one by one, and a prompt that fails alone is declined.

@@ -57,8 +57,14 @@ def serve(
     inbox: deque[tuple[Peer, ToSidecar]] = deque()
     budget = HANDLE_BUDGET_S
 
+    def send() -> None:
+        for peer, answer in drafter.take():
+            if not wire.send(peer, answer):
+                drafter.undelivered(peer, answer)
+
     def waits() -> bool:
-        """Whether a message waits, for which a burst of passes ends."""
+        """Whether a message waits, for which a burst of passes ends. Sends what is ready."""
+        send()
         inbox.extend(wire.receive(0))
         return bool(inbox)
 
@@ -92,9 +98,7 @@ def serve(
                         f"{type(error).__name__}: {error}"
                     ) from error
             budget = max(HANDLE_BUDGET_S, time.monotonic() - began)
-        for peer, answer in drafter.take():
-            if not wire.send(peer, answer):
-                drafter.undelivered(peer, answer)
+        send()
 
 
 def _handle(drafter: Drafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:

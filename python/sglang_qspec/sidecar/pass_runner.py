@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ import torch
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Candidates
-from sglang_qspec.sidecar import burst
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
+from sglang_qspec.sidecar.burst import Drawing
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
 from sglang_qspec.sidecar.outbox import Outbox
@@ -43,10 +44,12 @@ class PassRunner:
         outbox: Outbox,
         *,
         most_passes: int = 1,
+        most_bursts: int = 1,
     ) -> None:
-        """`most_passes` is the maximum number of decode passes in a burst."""
+        """Run at most `most_bursts` bursts in a row, of `most_passes` decode passes at most."""
         self._model = model
         self._most_passes = most_passes
+        self._most_bursts = most_bursts
         self._rows = model.rows
         self._queue = queue
         self._allocator = allocator
@@ -89,7 +92,7 @@ class PassRunner:
     def run(self, batch: DraftBatch, ends: Callable[[], bool]) -> None:
         """Run the prefill of a batch, then its decode passes. Errors of the model pass through.
 
-        A batch without prefill has a burst of several decode passes, until it `ends`.
+        A batch without prefill has bursts of several decode passes, until it `ends`.
         """
         self.advanced = len(batch)
         self._read = len(batch.decode) + min(batch.to_read, batch.most_read)
@@ -161,7 +164,9 @@ class PassRunner:
         self._choose(grown, logits)
 
     def _decode(self, completions: list[Completion], most: int, ends: Callable[[], bool]) -> None:
-        """Run a burst of at most `most` passes, in which a completion takes part up to its limit.
+        """Run bursts of at most `most` passes, in which a completion takes part up to its limit.
+
+        The tokens of a burst are appended beside the first pass of the next one.
 
         A pass with step drafts is a burst of its own: a target may wait for each of their tokens,
         and its next commit may end the draft. While a server has step drafts, no pass is queued
@@ -175,17 +180,50 @@ class PassRunner:
             completions = sorted(completions, key=_left, reverse=True)
             counts = [min(most, _left(completion)) for completion in completions]
         self._computed.update(completion.text.owner for completion in completions)
-        drawn = burst.run(
-            self._model,
-            [completion.row for completion in completions if completion.row is not None],
-            [completion.last for completion in completions],
-            counts,
-            _sampler(completions, counts[0]),
-            ends=ends,
-            queued=not any(self._queue.live_steps.values()),
+        queued = not any(self._queue.live_steps.values())
+        own, last = _rows_of(completions), [completion.last for completion in completions]
+        drawing = Drawing(self._model, own, last, counts, _sampler(completions, counts[0]))
+        for left in reversed(range(self._most_bursts)):
+            complete = drawing.run(ends, queued=queued)
+            following = None
+            if left and complete and queued and counts[0] > 1 and not ends():
+                following = self._follow(drawing, completions, counts)
+            drawn = drawing.read()
+            self._branch(completions, drawn.logits)
+            go_on = following is not None
+            self._append(completions, drawn.token_ids, drawn.candidates, go_on=go_on)
+            if following is None:
+                break
+            drawing, completions, counts = following
+
+    def _follow(
+        self, drawing: Drawing, completions: Sequence[Completion], counts: Sequence[int]
+    ) -> tuple[Drawing, list[Completion], list[int]] | None:
+        """Launch the first pass of the next burst, before the tokens of this one are read.
+
+        Completions that have ended by these tokens waste their part in it. Returns the burst, its
+        completions and their numbers of passes; None if other completions wait, or if too little is
+        left to draft.
+        """
+        ahead, known = counts[0], set(completions)
+        if any(each not in known for each in islice(self._queue.urgent(), len(known) + 1)):
+            return None
+        places = [
+            place
+            for place, each in enumerate(completions)
+            if counts[place] == ahead and _left(each) > ahead and not each.finished
+        ]
+        most = min(self._most_passes, self._rows.free_slots // max(1, len(places)))
+        going = [completions[place] for place in places]
+        further = [min(most, _left(each) - ahead) for each in going]
+        if max(further, default=0) < 2:
+            return None
+        sampler = _sampler(going, further[0], ahead)
+        following = Drawing(
+            self._model, _rows_of(going), places, further, sampler, before=drawing.tokens
         )
-        self._branch(completions, drawn.logits)
-        self._append(completions, drawn.token_ids, drawn.candidates)
+        following.launch()
+        return following, going, further
 
     def _branch(self, completions: list[Completion], logits: torch.Tensor) -> None:
         """Begin the other completions of prompts that have just been read, from their `logits`.
@@ -208,10 +246,17 @@ class PassRunner:
         completions: list[Completion],
         token_ids: Sequence[list[int]],
         candidates: Mapping[int, Candidates],
+        *,
+        go_on: bool = False,
     ) -> None:
-        """Append tokens to each completion: all of them, or those up to its end."""
+        """Append tokens to each unfinished completion: all of them, or those up to its end.
+
+        Rows that `go_on` take part in the next burst, and have KV slots for it.
+        """
         drafted = self._tokens
         for place, (completion, tokens) in enumerate(zip(completions, token_ids, strict=True)):
+            if completion.finished:  # by a token of the last burst
+                continue
             text, before = completion.text, len(completion.token_ids)
             is_step = completion.kind is Kind.STEP
             kept, ended = len(tokens), not text.stops.isdisjoint(tokens)
@@ -227,11 +272,13 @@ class PassRunner:
             self._step_tokens += is_step
             completion.aims.frombytes(completion.aim.packed(kept))
             completion.token_ids.extend(tokens[:kept])
-            if kept < len(tokens) and completion.row is not None:
-                self._rows.truncate(completion.row, len(completion) - 1)
+            ended = ended or size >= text.limit
+            row = completion.row
+            if row is not None and self._most_passes > 1 and (ended or not go_on):
+                self._rows.truncate(row, min(self._rows.length(row), len(completion) - 1))
             if place in candidates:
                 completion.candidates.append(candidates[place])
-            if ended or size >= text.limit:
+            if ended:
                 if completion.kind is Kind.FIRST:
                     self.statistics.observe_length(size)
                 self.finish(completion)
@@ -240,12 +287,16 @@ class PassRunner:
         self.statistics.drafted_tokens += self._tokens - drafted
 
 
-def _sampler(completions: Sequence[Completion], passes: int = 1) -> Sampler:
-    """The sampling of the next tokens of completions."""
+def _rows_of(completions: Sequence[Completion]) -> list[int]:
+    return [completion.row for completion in completions if completion.row is not None]
+
+
+def _sampler(completions: Sequence[Completion], passes: int = 1, ahead: int = 0) -> Sampler:
+    """The sampling of the tokens of completions in the next `passes`, behind `ahead` tokens."""
     return Sampler(
         [completion.sampling for completion in completions],
         [completion.seed for completion in completions],
-        [completion.position for completion in completions],
+        [completion.position + ahead for completion in completions],
         [completion.text.owner.vocab_size for completion in completions],
         passes,
     )

@@ -12,7 +12,7 @@ from functools import partial
 from sglang_qspec.link import LinkServer, keys, remove_private
 from sglang_qspec.messages import PROTOCOL, Welcome
 from sglang_qspec.sidecar import hardware
-from sglang_qspec.sidecar.burst import MOST_PASSES
+from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
@@ -91,16 +91,18 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
 
 
 def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
+    on_cpu = model.device.startswith("cpu")
     return Drafter(
         model,
         slots=model.slots,
         max_completion_tokens=options.max_completion_tokens,
         prefill_tokens=model.prefill_tokens,
-        apart=model.device.startswith("cpu"),
+        apart=on_cpu,
         share=options.share_between_servers,
         max_server_tokens=options.max_server_tokens,
         max_backlog_s=options.max_backlog,
-        most_passes=1 if model.device.startswith("cpu") else MOST_PASSES,
+        most_passes=1 if on_cpu else MOST_PASSES,
+        most_bursts=1 if on_cpu else MOST_BURSTS,
     )
 
 

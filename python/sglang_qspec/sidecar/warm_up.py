@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.messages import SeededSampling
-from sglang_qspec.sidecar import burst
+from sglang_qspec.sidecar.burst import Drawing
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.sampler import Sampler
 from sglang_qspec.sidecar.sampling import GREEDY
@@ -94,7 +94,9 @@ def _fastest(model: DraftKV, count: int, clock: Callable[[], float]) -> float:
         for _ in range(TIMED + 1):
             began = clock()
             sampler = Sampler([GREEDY] * count, none, none)
-            burst.run(model, rows, [SECOND] * count, [1] * count, sampler)
+            drawing = Drawing(model, rows, [SECOND] * count, [1] * count, sampler)
+            drawing.run()
+            drawing.read()
             seconds.append(clock() - began)
     finally:
         for row in rows:

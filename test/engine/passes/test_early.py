@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
@@ -16,11 +16,12 @@ from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY
 from sglang_qspec.engine.passes import leader
+from sglang_qspec.engine.passes.decide import standing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.launch.future_map import KnownLens, LastTokens
+from sglang_qspec.engine.passes.launch.future_map import LastTokens
 from sglang_qspec.engine.passes.launch.relay import relayed
 from sglang_qspec.engine.passes.leader import Leader
-from sglang_qspec.engine.passes.lineup import Lineup
+from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outcome import ComingTokens, PlainOutcome
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.request_record import record_of
@@ -61,14 +62,17 @@ class Req:
 
 
 class Tokens(ComingTokens):
-    """The tokens of a pass; `events` records when the host reads them."""
+    """The tokens of a pass; `events` records when the host waits for them."""
 
     def __init__(self, name: str, requests: int, events: list[str]) -> None:
         self._name, self._events = name, events
         self._tokens = [9] * requests
 
+    def wait(self) -> None:
+        self._events.append(f"wait {self._name}")
+
     def read(self) -> PlainOutcome:
-        self._events.append(f"read {self._name}")
+        self.wait()
         return PlainOutcome(self._tokens)
 
 
@@ -165,7 +169,7 @@ def test_a_pass_is_launched_before_the_last_tokens_are_read(engine: Engine) -> N
     lens = [engine.round() for _ in range(4)]
     assert lens == [[3, 3], [4, 4], [5, 5], [6, 6]]
     assert engine.events == [
-        *("launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4", "read 3"),
+        *("launch 1", "launch 2", "wait 1", "launch 3", "wait 2", "launch 4", "wait 3"),
     ]
     assert engine.active.totals.early_passes == 4
 
@@ -228,6 +232,19 @@ def test_a_request_that_may_get_drafts_makes_the_pass_wait(engine: Engine) -> No
     assert engine.leader._planned is None
 
 
+def test_a_batch_too_large_for_drafts_is_served_without_a_wait_and_without_step_drafts(
+    clock: Clock, link: FakeSidecarLink, early_engine: Callable[[Speculator], Engine]
+) -> None:
+    engine = early_engine(connect(link, clock))
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    poll(engine.active)
+    assert engine.worker.launches_early(engine.batch()) is None
+    assert engine.active.sidecar.lookahead > 0
+    engine.leader._proposer._shapes = SimpleNamespace(tiers=(), widths=lambda _: (1,))
+    assert engine.round() is not None
+    assert engine.active.sidecar.lookahead == 0
+
+
 @pytest.mark.parametrize(
     "info",
     [
@@ -257,12 +274,12 @@ def test_the_host_does_not_know_lengths_behind_drafts_or_for_ended_requests(
     settlement = engine.worker._settlement
 
     def coming() -> list[int] | None:
-        lens = settlement.coming_lens(Lineup(engine.reqs))
-        return None if lens is None else lens.tolist()
+        known = settlement.coming_lens(Lineup(engine.reqs))
+        return None if known is None else known.seq_lens.tolist()
 
     unfinished: Any = object()
     engine.round()
-    assert coming() == [2, 2]
+    assert coming() == [4, 4]
     record_of(engine.reqs[0]).prefill = unfinished
     assert coming() is None
     record_of(engine.reqs[0]).prefill = None
@@ -363,6 +380,34 @@ def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
     assert relay.accept_tokens is not ids
 
 
+def test_passes_in_place_write_sglangs_buffers_before_another_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other pass may be over other requests, or have drafts."""
+    pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 8, dtype=torch.int32))
+    algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
+    future_map, slots = LastTokens(torch.device("cpu"), algorithm, pool), torch.tensor([3, 1])
+    lens, ones = KnownLens(torch.tensor([40, 50]), 90, in_place=False), torch.ones(2).int()
+    batch: Any = SimpleNamespace(spec_info=SimpleNamespace(future_indices=slots))
+    for number in range(4):
+        future_map.known = lens
+        future_map.resolve_seq_lens_cpu(batch)
+        batch.spec_info = relayed(torch.tensor([number, 9]), ones, lens.after.seq_lens)
+        batch.spec_info.future_indices = slots
+        future_map.publish(slots, lens.after.seq_lens)
+        future_map.stash(slots, RelayPayload.from_ngram(batch.spec_info))
+        lens = lens.after
+    assert future_map.new_seq_lens_buf[3] == 41
+    assert future_map.output_tokens_buf[3] == 0
+    future_map.resolve_seq_lens_cpu(batch)
+    future_map._resolve_spec_extras(batch)
+    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [44, 54]
+    assert batch.spec_info.accept_tokens.tolist() == [3, 9]
+    future_map.publish(slots, torch.tensor([48, 58]))
+    future_map.resolve_seq_lens_cpu(batch)
+    assert batch.seq_lens.tolist() == [48, 58]
+
+
 def test_only_a_pass_over_the_same_requests_is_in_place(engine: Engine) -> None:
     def in_place() -> bool:
         known = engine.worker.launches_early(engine.batch())
@@ -386,10 +431,83 @@ def test_the_kind_of_a_batch_is_that_of_its_answers(engine: Engine) -> None:
         assert totals.describe()["answer_kind"] == kind
 
 
+@pytest.fixture
+def decisions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches of all decisions, which hold however slow the machine is."""
+    sizes, begin = list[int](), engine.leader._rounds.begin
+
+    def counted(requests: int, **keywords: Any) -> PipelinePlan:
+        sizes.append(requests)
+        return begin(requests, **keywords)
+
+    monkeypatch.setattr(engine.leader._rounds, "begin", counted)
+    monkeypatch.setattr(standing, "SECONDS", math.inf)
+    return sizes
+
+
+def test_one_decision_stands_for_passes_over_the_same_requests(
+    engine: Engine, decisions: list[int]
+) -> None:
+    for _ in range(2 * standing.PASSES + 1):
+        assert engine.round() is not None
+    assert len(decisions) == 3
+    engine.reqs = engine.reqs[:1]
+    engine.round()
+    assert decisions == [2, 2, 2, 1]
+    engine.leader.prepare_prefill(SimpleNamespace(reqs=[], extend_num_tokens=1))
+    engine.round()
+    assert decisions == [2, 2, 2, 1, 1]
+
+
+def test_slow_passes_and_changed_settings_are_decided_anew(
+    engine: Engine, decisions: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.round()
+    for number in range(3):
+        engine.active.change_setting("qspec_step_tokens", number + 1)
+        engine.runtime.step_tokens = number + 1
+        engine.round()
+        engine.round()
+    assert len(decisions) == 4
+    monkeypatch.setattr(standing, "SECONDS", 0.0)
+    engine.reqs = engine.reqs[:1]
+    for _ in range(3):
+        engine.round()
+    assert len(decisions) == 7
+
+
+@pytest.mark.parametrize("passes", [1, 16])
+def test_passes_of_a_run_are_counted_whenever_they_are_read(
+    engine: Engine, decisions: list[int], monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """All figures are those of passes that are decided and counted one by one."""
+    monkeypatch.setattr(standing, "PASSES", passes)
+    enqueue(engine.active, "a", output_ids=[8], max_new_tokens=50)
+    engine.runtime.enabled = False
+    observed = list[float]()
+    monkeypatch.setattr(
+        engine.leader.accounting.times, "observe", lambda *args: observed.append(args[-1])
+    )
+    for number in range(1, 9):
+        engine.round()
+        engine.clock.now += number / 100
+        if number in (3, 7):
+            shown = engine.active.describe()["pipelines"]["queue"]
+            assert shown["passes"] == number - 1
+            assert shown["requests"] == 2 * (number - 1)
+            slept = sum(range(number)) / 100
+            assert shown["seconds"] == pytest.approx(0.5 * number + slept)
+    assert decisions == [2] * (8 if passes == 1 else 1)
+    tally = engine.active.end("a")
+    assert tally is not None
+    assert tally.passes == 7
+    assert observed == pytest.approx([1.01, 0.52, 0.53, 0.54, 0.55, 0.56, 0.57])
+
+
 def test_the_roots_of_an_early_pass_are_no_tokens_of_the_text(engine: Engine) -> None:
     engine.round()
-    known = EarlyPass(Lineup(engine.reqs), np.array([2, 2]))
-    decided = engine.leader.early(engine.batch(), known, 5.0)
+    known = KnownLens(torch.tensor([4, 4]), 8, in_place=False)
+    decided = engine.leader.early(engine.batch(), EarlyPass(Lineup(engine.reqs), known))
     assert decided is not None
     assert isinstance(decided.proposal, Proposal)
     assert isinstance(decided.proposal.trees, DraftTrees)

@@ -1,5 +1,7 @@
 """Accepted nodes and tokens of a verify pass, read from SGLang's tensors."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 
@@ -29,10 +31,21 @@ def test_nodes_count_from_the_root_of_their_own_tree() -> None:
 
 
 def test_a_pass_without_drafts_gives_one_token_each() -> None:
-    outcome = ComingTokens(torch.tensor([7, 8])).read()
+    result = SimpleNamespace(next_token_ids=torch.tensor([7, 8]))
+    outcome = ComingTokens(result, copied=False).read()
     assert outcome.accepted_nodes == [[], []]
     assert outcome.bonus_ids == [7, 8]
     assert outcome.tokens == [[7], [8]]
+
+
+def test_tokens_that_sglang_copies_are_read_once_its_copy_is_complete() -> None:
+    def complete() -> None:
+        result.next_token_ids = torch.tensor([7, 8])
+
+    result = SimpleNamespace(next_token_ids=None, copy_done=None)
+    coming = ComingTokens(result, copied=True)
+    result.copy_done = SimpleNamespace(synchronize=complete)
+    assert coming.read().bonus_ids == [7, 8]
 
 
 def test_only_the_first_nodes_of_each_tree_have_their_kv_in_place() -> None:

@@ -98,7 +98,8 @@ class Engine:
 
     def prefill(self, reqs: list[Req], token_id: int) -> object:
         result = object()
-        tokens = ComingTokens(torch.full((len(reqs),), token_id, dtype=torch.int64))
+        token_ids = torch.full((len(reqs),), token_id, dtype=torch.int64)
+        tokens = ComingTokens(SimpleNamespace(next_token_ids=token_ids), copied=False)
         self.accounting.interrupt()
         provenance.extend(reqs)
         self.settlement.add(launched_pass(reqs, tokens, result))

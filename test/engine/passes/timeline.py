@@ -54,6 +54,7 @@ class Timeline:
     def _watch(self, settlement: Any) -> None:
         device, passes = self.stubbed.device, dict[int, int]()
         add, commit, account = settlement.add, settlement._commit, settlement._account
+        count = settlement._count
 
         def added(launched: Any) -> None:
             passes[id(launched)] = device.launched
@@ -67,7 +68,12 @@ class Timeline:
             device.events.append(("account", passes[id(settled.launched)]))
             account(settled)
 
-        settlement.add, settlement._commit, settlement._account = added, committed, accounted
+        def counted(launched: Any) -> None:
+            count(launched)
+            device.events += [(name, passes[id(launched)]) for name in ("commit", "account")]
+
+        settlement.add, settlement._count = added, counted
+        settlement._commit, settlement._account = committed, accounted
 
     def serve(
         self, case: str, *params: dict[str, Any], abort: int = 0, grammar: bool = False

@@ -70,20 +70,23 @@ class Launcher:
         ].to(torch.int64)
         batch.spec_info = None
         batch.seq_lens = batch.seq_lens + 1
-        if batch.seq_lens_cpu is not None:
-            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.orig_seq_lens = batch.orig_seq_lens + 1
-        # SGLang computes a sum that is None.
-        batch.seq_lens_sum = None if decided.early is None else batch.seq_lens_sum + len(batch.reqs)
+        if decided.early is not None:
+            after = decided.early.known.after
+            batch.seq_lens_cpu, batch.seq_lens_sum = after.seq_lens, after.total
+        else:
+            if batch.seq_lens_cpu is not None:
+                batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+            batch.seq_lens_sum = None  # SGLang computes it
         read_outputs(batch)
         with self._draws(batch, lineup=None if decided.early is None else decided.early.lineup):
             result = self._run(batch, 1)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(len(batch.reqs), 1)
-        token_ids = result.next_token_ids
-        decided.result = self._finished(result, token_ids, self._ones(batch), batch.seq_lens, 1)
-        decided.outcome = ComingTokens(token_ids)
+        token_ids, ones = result.next_token_ids, self._ones(batch)
+        decided.result = self._finished(result, token_ids, ones, batch.seq_lens, 1)
+        decided.outcome = ComingTokens(decided.result, copied=self._overlap)
 
     def verify(self, decided: Pass, verify_input: TreeVerifyInput) -> None:
         """Launch a pass over the trees of `decided`."""
@@ -125,8 +128,8 @@ class Launcher:
             provenance.extend(batch.reqs)
             tracing.extend(batch.reqs)
         token_ids, seq_lens = result.next_token_ids, batch.seq_lens.clone()
-        launched.outcome = ComingTokens(token_ids)
         launched.result = self._finished(result, token_ids, self._ones(batch), seq_lens, 1)
+        launched.outcome = ComingTokens(launched.result, copied=self._overlap)
 
     def verify_prefill(self, launched: Pass, drafts: prefill.PrefillDrafts) -> bool:
         """Launch a prefill that verifies drafts.

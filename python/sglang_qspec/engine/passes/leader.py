@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sglang_qspec.config import QSpecConfig
@@ -19,6 +20,7 @@ from sglang_qspec.engine.passes.decide.core_use import CoreUse
 from sglang_qspec.engine.passes.decide.halves import Halves
 from sglang_qspec.engine.passes.decide.proposer import Proposer, Shapes
 from sglang_qspec.engine.passes.decide.rounds import Rounds
+from sglang_qspec.engine.passes.decide.standing import StandingPlan
 from sglang_qspec.engine.passes.launch import batch_split, decode, prefill
 from sglang_qspec.engine.passes.launch.verify_input import total_len_of
 from sglang_qspec.engine.passes.lineup import Lineup
@@ -29,7 +31,7 @@ from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
+from sglang_qspec.policy import DraftUse, PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -88,8 +90,11 @@ class Leader:
         self._halves = Halves()
         self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
         """The plan of the next round, if `early` has made it."""
+        self._standing: StandingPlan | None = None
+        """The decision on the early passes over the latest lineup."""
         self._unread = 0
         """Number of early passes since the last commit of tokens."""
+        active.complete = lambda: self.accounting.end_run()
         speculation.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
@@ -101,7 +106,7 @@ class Leader:
             with guarded("receiving drafts"):
                 self.speculator.poll()
         plan, halves = self._planned or self._plan(batch, Lineup(batch.reqs))
-        self._planned, self._unread = None, 0
+        self._planned, self._standing, self._unread = None, None, 0
         parts: Sequence[Sequence[int] | None] = halves or (None,)
         for number, rows in enumerate(parts, 1):
             part = batch if rows is None else batch_split.take(batch, rows)
@@ -111,41 +116,67 @@ class Leader:
             order = PassOrder(trees, rows, number == len(parts), self._speculates)
             yield Pass(part, order, plan.pipeline, proposal, traced)
 
-    def early(self, batch: ScheduleBatch, early: EarlyPass, context: float) -> Pass | None:
+    def early(self, batch: ScheduleBatch, early: EarlyPass) -> Pass | None:
         """A plain pass that does not depend on the tokens of the last pass; None if drafts may pay.
 
-        `context` is the average length of the texts in tokens.
+        One decision stands for several early passes, unless a sidecar reads their tokens.
         """
-        lineup = early.lineup
+        lineup, stands = early.lineup, self._standing
         if not _is_independent(batch, lineup):
             return None
+        arrivals, speculates = self.speculator.arrivals, self._speculates
+        if (
+            stands is None
+            or self._reads
+            or not stands.holds(lineup, self._runtime, arrivals, speculates=speculates)
+        ):
+            stands = self._standing = self._plan_early(batch, early)
+            if stands is None:
+                return None
+        if stands.proposal is not None and speculates:
+            with guarded("following a plain pass"):
+                self._follow(lineup, reads=not stands.proposal.unread)
+        self.speculator.totals.early_passes += 1
+        return Pass(batch, stands.order, stands.pipeline, stands.proposal, early=early)
+
+    def _plan_early(self, batch: ScheduleBatch, early: EarlyPass) -> StandingPlan | None:
+        """Decide on the early passes over a lineup; None if they are not early.
+
+        Unless a sidecar that makes step drafts reads the committed tokens, nothing needs them
+        before the next pass with drafts, so they are `unread`.
+        """
+        lineup, proposal = early.lineup, None
         self._planned = self._plan(batch, lineup)
         plan, _ = self._planned
-        proposal = None
         if self._speculates:
             with guarded("planning a plain pass"):
-                if self._may_draft(lineup, plan):
-                    return None
-                reads = bool(self.speculator.sidecar.ready and self.speculator.sidecar.lookahead)
-                if reads and self._unread:
-                    return None  # the tokens of the last passes come first
-                self.accounting.begin(context)
-                proposal = self._without_drafts(lineup, reads=reads)
+                if self._may_draft(lineup, plan) or (self._reads and self._unread):
+                    return None  # drafts, or the tokens of the last passes, come first
+                self.accounting.begin(1 + early.known.total / len(lineup.rids))
+                # The roots are tokens that the host does not know.
+                roots = DraftTrees.roots(len(lineup.rids))
+                proposal = Proposal(roots, unread=not self._reads)
         self._planned = None
-        self.speculator.totals.early_passes += 1
-        order = PassOrder(speculates=self._speculates)
-        return Pass(batch, order, plan.pipeline, proposal, early=early)
+        return StandingPlan(
+            lineup,
+            replace(self._runtime),
+            self.speculator.arrivals,
+            PassOrder(speculates=self._speculates),
+            plan.pipeline,
+            proposal,
+        )
 
-    def _without_drafts(self, lineup: Lineup, *, reads: bool) -> Proposal:
-        """The proposal of an early pass. The roots are tokens that the host does not know.
-
-        Unless a sidecar that makes step drafts `reads` the committed tokens, nothing needs them
-        before the next pass with drafts, so they are committed in runs.
-        """
+    def _follow(self, lineup: Lineup, *, reads: bool) -> None:
+        """Commit the tokens before an early pass, or count them as unread."""
         self._unread = 0 if reads else self._unread + 1
         if reads or not self._unread % MAX_LAG:
             self.speculator.follow(lineup.rids, outputs_of(lineup.reqs))
-        return Proposal(DraftTrees.roots(len(lineup.rids)), unread=not reads)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether a sidecar makes step drafts, so that it reads the committed tokens."""
+        sidecar = self.speculator.sidecar
+        return bool(self._speculates and sidecar.lookahead and sidecar.ready)
 
     def _may_draft(self, lineup: Lineup, plan: PipelinePlan) -> bool:
         """Whether the pass over `lineup` may have drafts, or needs the tokens of the last pass."""
@@ -158,6 +189,7 @@ class Leader:
         if self._speculates:
             with guarded("admitting requests"):
                 self.speculator.poll()
+                self._standing = None
                 self.accounting.interrupt()
                 self._core_use.enter_prefill(batch.extend_num_tokens or 0)
                 for req in batch.reqs:
@@ -207,8 +239,11 @@ class Leader:
         halves: Sequence[Sequence[int]] = ()
         if self._speculates:
             with guarded("planning a decoding round"):
+                self.accounting.end_run()
                 rids = lineup.rids
                 use = self._core_use.enter(len(rids), self._runtime, lineup.kind)
+                if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
+                    use = DraftUse.NONE  # no pass over so many requests has drafts
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),

@@ -7,10 +7,12 @@ the requests once, and not before each pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes import tracing
@@ -63,3 +65,21 @@ class Lineup:
     def has_records(self) -> bool:
         """Whether a request may ask for labels of its tokens, or for a trace."""
         return any(req.customized_info for req in self.reqs)
+
+
+@dataclass
+class KnownLens:
+    """What the host knows of the texts of a batch before the last pass over them is complete."""
+
+    seq_lens: torch.Tensor
+    """int64 [bs] on the host: the length of each text without its last token, as SGLang counts."""
+    total: int
+    """The sum of `seq_lens`."""
+    in_place: bool
+    """Whether the last pass was over the same requests in the same order, so that its own tensors
+    on the device are what the next pass reads."""
+
+    @cached_property
+    def after(self) -> KnownLens:
+        """The same after a pass without drafts over these requests, in this order."""
+        return KnownLens(self.seq_lens + 1, self.total + len(self.seq_lens), in_place=True)

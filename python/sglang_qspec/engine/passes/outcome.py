@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,10 +110,23 @@ class ComingOutcome:
 class ComingTokens:
     """The tokens of a pass without drafts that may still run; read like a `ComingOutcome`."""
 
-    def __init__(self, token_ids: Tensor) -> None:
-        """Start the copy of the tokens [bs]."""
-        self._copy = HostCopy(token_ids)
+    def __init__(self, result: Any, *, copied: bool) -> None:
+        """The tokens [bs] of SGLang's `result`; start their copy unless SGLang has them `copied`.
+
+        With the overlap scheduler SGLang does, once the worker has returned the result.
+        """
+        self._result = result
+        self._copy = None if copied else HostCopy(result.next_token_ids)
+
+    def wait(self) -> None:
+        """Wait for the pass."""
+        if self._copy is None:
+            self._result.copy_done.synchronize()
+        else:
+            self._copy.read()
 
     def read(self) -> PlainOutcome:
         """Wait for the pass and return its outcome."""
-        return PlainOutcome(self._copy.read().tolist())
+        self.wait()
+        tokens = self._result.next_token_ids if self._copy is None else self._copy.read()
+        return PlainOutcome(tokens.tolist())

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.engine.frontend import provenance
 from sglang_qspec.engine.passes import tracing
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.lineup import Lineup
+from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outcome import ComingTokens, Outcome, PlainOutcome
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
@@ -55,15 +55,15 @@ class Settlement:
             self._pending[0].outlasted = True
         self._pending.append(launched)
 
-    def coming_lens(self, lineup: Lineup) -> NDArray[np.int64] | None:
-        """int64 [bs]: the output lengths once all passes are settled; does not wait.
+    def coming_lens(self, lineup: Lineup) -> KnownLens | None:
+        """The lengths of the texts once all passes are settled; does not wait.
 
         None if the host cannot know them: a pass with drafts is not settled, or a request has
         ended or waits for tokens of its prefill.
         """
         last = self.last_early(lineup)
         if last is not None:
-            return last.output_lens + 1
+            return last.known.after
         if any(not isinstance(each.outcome, ComingTokens) for each in self._pending):
             return None
         reqs = lineup.reqs
@@ -72,13 +72,14 @@ class Settlement:
         coming = Counter(id(req) for each in self._pending for req in each.reqs)
         if any(coming[id(req)] > 1 for req in reqs):
             return None
-        return np.array(
+        lens = lineup.prompt_lens + np.array(
             [
-                len(output) + coming[id(req)]
+                len(output) - 1 + coming[id(req)]
                 for req, output in zip(reqs, outputs_of(reqs), strict=True)
             ],
             np.int64,
         )
+        return KnownLens(torch.from_numpy(lens), int(lens.sum()), in_place=False)
 
     def last_early(self, lineup: Lineup) -> EarlyPass | None:
         """The last pass, if it is an early one over the same requests, and all before are settled.
@@ -137,6 +138,9 @@ class Settlement:
 
         If that pass is settled, only account for it.
         """
+        if self._pending and self._pending[0].result is result and self._pending[0].is_plain_run:
+            self._count(self._pending.pop(0))
+            return
         for count, launched in enumerate(self._pending, 1):
             if launched.result is result:
                 later = self._pending[count:]
@@ -147,6 +151,17 @@ class Settlement:
                     self._accounting.restart()
                 break
         self.account()
+
+    def _count(self, launched: Pass) -> None:
+        """Settle a pass of a run: count it, and leave its tokens to SGLang."""
+        assert isinstance(launched.outcome, ComingTokens)
+        assert launched.early is not None
+        if launched.proposal is not None and self._accounting and speculation.active() is not None:
+            launched.outcome.wait()
+            with guarded("counting a pass"):
+                self._accounting.count_plain(
+                    launched.early.lineup.rids, launched.pipeline, launched.proposal
+                )
 
     def _settle(self, launched: Pass) -> Outcome | PlainOutcome:
         assert launched.outcome is not None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sglang_qspec.engine.passes.lineup import Lineup
+from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
@@ -26,8 +24,8 @@ class EarlyPass(NamedTuple):
 
     lineup: Lineup
     """The requests of the pass."""
-    output_lens: NDArray[np.int64]
-    """int64 [bs]: the output lengths before the pass, which the requests do not have yet."""
+    known: KnownLens
+    """The lengths of the texts before the pass, which the requests do not have yet."""
 
 
 @dataclass
@@ -61,12 +59,30 @@ class Pass:
     def __post_init__(self) -> None:
         self.reqs: Sequence[Any] = self.batch.reqs
         """SGLang's requests, one for each tree of the pass."""
-        self.output_lens: Sequence[int] = (
-            list(map(len, outputs_of(self.reqs)))
-            if self.early is None
-            else self.early.output_lens.tolist()
-        )
+        if self.early is None:
+            self.output_lens = list(map(len, outputs_of(self.reqs)))
+
+    @cached_property
+    def output_lens(self) -> Sequence[int]:
         """Output length of each request before the pass, in tokens."""
+        assert self.early is not None
+        seq_lens = self.early.known.seq_lens.numpy()
+        lens: list[int] = (seq_lens + 1 - self.early.lineup.prompt_lens).tolist()
+        return lens
+
+    @property
+    def is_plain_run(self) -> bool:
+        """Whether the pass is early, and the host needs none of its tokens before the next pass.
+
+        It is followed by an early pass over the same requests, so it drops no token. Neither a
+        sidecar nor a record of a request reads its tokens.
+        """
+        return (
+            self.outlasted
+            and self.early is not None
+            and not self.early.lineup.has_records
+            and (self.proposal is None or self.proposal.unread)
+        )
 
     @property
     def trees(self) -> DraftTrees | None:

@@ -37,7 +37,6 @@ from sglang_qspec.engine.cuda.pass_graphs import PassGraphs
 from sglang_qspec.engine.cuda.warm_up import compile_kernels
 from sglang_qspec.engine.passes import prefill_tokens
 from sglang_qspec.engine.passes.launch import batch_split, tree_attention
-from sglang_qspec.engine.passes.launch.future_map import KnownLens
 from sglang_qspec.engine.passes.launch.verify_input import (
     TreeVerifyInput,
     total_len_of,
@@ -45,7 +44,7 @@ from sglang_qspec.engine.passes.launch.verify_input import (
 )
 from sglang_qspec.engine.passes.launcher import Launcher
 from sglang_qspec.engine.passes.leader import Leader, speculator_of
-from sglang_qspec.engine.passes.lineup import Lineup
+from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outputs import check_lengths
 from sglang_qspec.engine.passes.sample import grammar
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
@@ -166,22 +165,19 @@ class QSpecWorker(BaseSpecWorker):
         if batch.spec_info.future_indices is None:
             return None
         lineup = self._lineup = self._lineup.of(batch.reqs)
-        output_lens = self._settlement.coming_lens(lineup)
-        if output_lens is None or (self._ranks.size > 1 and not self._ranks.speculates):
+        known = self._settlement.coming_lens(lineup)
+        if known is None or (self._ranks.size > 1 and not self._ranks.speculates):
             return None
-        early = EarlyPass(lineup, output_lens)
-        lens = lineup.prompt_lens + output_lens - 1
-        total = int(lens.sum())
+        early = EarlyPass(lineup, known)
         if self._leader is None:
             self._early = Pass(batch, pipeline="queue", early=early)
         else:
             with guarded("deciding a pass early"):
-                self._early = self._leader.early(batch, early, 1 + total / len(lens))
+                self._early = self._leader.early(batch, early)
             if self._ranks.size > 1 and speculation.failed():
                 self._early = None  # the other ranks learn of the failure by an order
         if self._ranks.choose(chosen=self._early is not None):
-            in_place = self._settlement.last_early(lineup) is not None
-            return KnownLens(torch.from_numpy(lens), total, in_place)
+            return known
         self._early = None
         return None
 

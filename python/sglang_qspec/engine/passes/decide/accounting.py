@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +14,18 @@ from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.policy import FirstTokens, PassTimes, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, Source
+
+
+@dataclass
+class _Run:
+    """Passes without drafts over the same requests, one after the other."""
+
+    rids: Sequence[str]
+    pipeline: str
+    proposal: Proposal
+    """What all of the passes verify: the roots."""
+    seconds: list[float | None] = field(default_factory=list)
+    """Seconds of each pass; None after an interruption."""
 
 
 class PassAccounting:
@@ -37,6 +50,8 @@ class PassAccounting:
         self._began: float | None = None
         """Start of the present pass in seconds of the clock, usually the end of the last pass; None
         after an interruption."""
+        self._run: _Run | None = None
+        """The latest passes, if `count_plain` has counted them."""
 
     def begin(self, context: float | None = None) -> None:
         """Start a pass. Its time counts from the end of the last pass; after `interrupt`, from now.
@@ -54,6 +69,7 @@ class PassAccounting:
 
         The time of a pass that still runs is not measured.
         """
+        self.end_run()
         self._began = None
         self._drafts.take_link_seconds()
 
@@ -92,13 +108,51 @@ class PassAccounting:
         after them. `whole` are the trees of all requests of the pass; None if `proposal` has all of
         them. Returns the seconds that the pass lost to a sidecar on its device.
         """
-        trees = proposal.trees
+        self.end_run()
         if rids and not proposal.unread:
-            self._drafts.commit(rids, trees, accepted, bonus_ids)
-        seconds = self._record_time(pipeline, whole or trees, proposal.waited)
+            self._drafts.commit(rids, proposal.trees, accepted, bonus_ids)
+        seconds = self._ended()
+        return self._observe(rids, pipeline, proposal, accepted, seconds, whole)
+
+    def count_plain(self, rids: Sequence[str], pipeline: str, proposal: Proposal) -> None:
+        """Measure a pass without drafts that ends now, whose tokens nothing reads yet.
+
+        Passes of one `proposal` are a run. The statistics get a run as a whole, with `end_run`.
+        """
+        if self._run is None or self._run.proposal is not proposal:
+            self.end_run()
+            self._run = _Run(rids, pipeline, proposal)
+        self._run.seconds.append(self._ended())
+
+    def end_run(self) -> None:
+        """Update all statistics with the passes of `count_plain`. Call it before they are read."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        accepted: Sequence[Sequence[int]] = [()] * len(run.rids)
+        for seconds in run.seconds:
+            self._observe(run.rids, run.pipeline, run.proposal, accepted, seconds)
+            self._drafts.count(run.rids, run.proposal.trees, accepted)
+        self._drafts.take_link_seconds()
+
+    def _observe(
+        self,
+        rids: Sequence[str],
+        pipeline: str,
+        proposal: Proposal,
+        accepted: Sequence[Sequence[int]],
+        seconds: float | None,
+        whole: DraftTrees | None = None,
+    ) -> float:
+        """Update the statistics of times; the arguments and the result are those of `commit`.
+
+        The pass took `seconds`; None if they were not measured.
+        """
+        trees = proposal.trees
+        self._record_time(pipeline, whole or trees, proposal.waited, seconds)
         if not rids:
             return 0.0
-        tokens = len(bonus_ids) + (sum(map(len, accepted)) if trees.width > 1 else 0)
+        tokens = len(rids) + (sum(map(len, accepted)) if trees.width > 1 else 0)
         self._rows.observe_decode(len(rids), trees.rows, tokens)
         if seconds is None or self._core_use is None:
             return 0.0
@@ -128,6 +182,7 @@ class PassAccounting:
         """Record the drafts that a prefill verified; the arguments are as in `commit`."""
         if not rids:
             return
+        self.end_run()
         trees = proposal.trees
         self._drafts.commit(rids, trees, accepted, bonus_ids)
         self._drafts.count(rids, trees, accepted, prefill=True)
@@ -139,22 +194,23 @@ class PassAccounting:
             extra_seconds=self._rows.row_seconds * (trees.rows - len(trees)),
         )
 
-    def _record_time(self, pipeline: str, trees: DraftTrees, waited: float) -> float | None:
-        """Record the time of a pass that ends now; after an interruption, its predicted time.
-
-        Returns the measured seconds with the wait; None after an interruption.
-        """
-        measured: float | None = None
+    def _ended(self) -> float | None:
+        """Seconds of the pass that ends now, with its wait; None after an interruption."""
         if self._began is None:
+            return None
+        began, self._began = self._began, self._clock()
+        return self._began - began
+
+    def _record_time(
+        self, pipeline: str, trees: DraftTrees, waited: float, measured: float | None
+    ) -> None:
+        """Record the `measured` time of a pass with its wait; its predicted time if it is None."""
+        if measured is None:
             seconds = self.times.seconds(len(trees), trees.rows / len(trees))
         else:
-            now = self._clock()
-            measured = now - self._began
             seconds = measured - waited
-            self._began = now
             self.times.observe(len(trees), trees.rows / len(trees), seconds)
         self._drafts.totals.note_pass(pipeline, len(trees), trees.rows, seconds, waited)
-        return measured
 
     def _update_policies(
         self,

@@ -103,9 +103,7 @@ class Proposer:
             self._session_count = session_count
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         policy = self._policy(len(rids))
-        widest = min(policy.max_width, plan.width)
-        if policy is self._uniform and policy.widths is not None:
-            widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
+        widest = self.widest(len(rids), plan.width)
         plain = plan.width == 1 or widest == 1
         if not self._runtime.enabled or plain or not drafts:
             return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
@@ -123,6 +121,14 @@ class Proposer:
             waited += took
             if left <= 0.0:
                 return Proposal(choice.cut(usable), trees, waited)
+
+    def widest(self, requests: int, most: int) -> int:
+        """The largest width of a pass over this number of requests in a plan of width `most`."""
+        policy = self._policy(requests)
+        widest = min(policy.max_width, most)
+        if policy is self._uniform and policy.widths is not None:
+            widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
+        return widest
 
     def _factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factors of the scores of each request's tokens: its credit, and what they are worth."""

@@ -7,25 +7,15 @@ knows them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
 
+from sglang_qspec.engine.passes.lineup import KnownLens
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
-
-
-class KnownLens(NamedTuple):
-    """What the host knows of the texts of a batch before the last pass over them is complete."""
-
-    seq_lens: torch.Tensor
-    """int64 [bs] on the host: the length of each text without its last token, as SGLang counts."""
-    total: int
-    """The sum of `seq_lens`."""
-    in_place: bool
-    """Whether the last pass was over the same requests in the same order, so that its own tensors
-    on the device are what the next pass reads."""
 
 
 class LastTokens(FutureMap):
@@ -40,10 +30,18 @@ class LastTokens(FutureMap):
     _in_place = False
     """`KnownLens.in_place` of the batch of the last call of `resolve_seq_lens_cpu`."""
 
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._unwritten: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Buffers, with the rows and the values that they lack. A pass in place leaves them, since
+        the next pass reads none if it is in place too."""
+
     def resolve_seq_lens_cpu(self, batch: ScheduleBatch, stream_ordered: bool = False) -> None:
         """Set the lengths of the batch on the device and on the host."""
         known, self.known = self.known, None
         self._in_place = known is not None and known.in_place
+        if not self._in_place:
+            self._write()
         if known is None:
             super().resolve_seq_lens_cpu(batch, stream_ordered)
             return
@@ -57,10 +55,37 @@ class LastTokens(FutureMap):
         )
         batch.seq_lens_cpu, batch.seq_lens_sum = known.seq_lens, known.total
 
+    def publish(
+        self,
+        future_indices: torch.Tensor,
+        new_seq_lens: torch.Tensor,
+        confidence: torch.Tensor | None = None,
+    ) -> None:
+        """Keep the lengths after a pass over the requests in the slots `future_indices`."""
+        if not self._in_place:
+            super().publish(future_indices, new_seq_lens, confidence)
+            return
+        self._unwritten = [(self.new_seq_lens_buf, future_indices, new_seq_lens)]
+        self.publish_ready.record()
+        self._publish_fresh = True
+
     def stash(self, future_indices: torch.Tensor, payload: RelayPayload) -> None:
         """Keep the last tokens of a pass over the requests in the slots `future_indices`."""
         assert payload.accept_tokens is not None
-        self.output_tokens_buf[future_indices] = payload.accept_tokens.flatten()
+        token_ids = payload.accept_tokens.flatten()
+        if self._in_place:
+            self._unwritten.append((self.output_tokens_buf, future_indices, token_ids))
+        else:
+            self.output_tokens_buf[future_indices] = token_ids
+
+    def _write(self) -> None:
+        """Write what the last passes have left, before a pass that reads or writes the buffers."""
+        unwritten, self._unwritten = self._unwritten, []
+        if unwritten:
+            self.publish_ready.wait()
+            for buffer, rows, values in unwritten:
+                buffer[rows] = values
+            self.publish_ready.record()
 
     def _resolve_spec_extras(self, batch: ScheduleBatch) -> None:
         """Give the relay of a batch the last tokens of its texts."""
