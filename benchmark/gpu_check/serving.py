@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.gpu_check.outcome import Options
+from benchmark.gpu_check.findings import Options
 from benchmark.harness.configuration import Settings
 from benchmark.harness.options import split_cores
 from benchmark.harness.server import Server
