@@ -40,7 +40,7 @@ from benchmark.harness.output import print_record, say
 from benchmark.harness.report import Table
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
-from benchmark.resume.batches import Outcome, cut_all, edited, run, swapped, write_lines
+from benchmark.resume.batches import Answers, cut_all, edited, run, swapped, write_lines
 from benchmark.resume.kills import VICTIMS, KilledBatch
 from sglang_qspec.tools.models.prompts import load
 
@@ -79,11 +79,11 @@ def measure_guesses(
     texts = [edited(prompt, prompts, chance) for prompt in prompts]
     other = write_lines(folder / "edited-in.jsonl", texts, options.max_tokens, "edited-")
     flags = ("--speculative-algorithm", "QSPEC")
-    found: dict[str, Outcome] = {}
+    found: dict[str, Answers] = {}
     ratios = []
     with Configuration("QSPEC", settings, flags, settings.target_cores).server() as server:
 
-        def batch(name: str, lines: Path, *more: str | Path) -> Outcome:
+        def batch(name: str, lines: Path, *more: str | Path) -> Answers:
             say(f"  {name}")
             found[name] = run(server.url, lines, folder / f"{name}.jsonl", *more)
             return found[name]

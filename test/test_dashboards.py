@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import choose_encoder
+from promql_parser import Call, MatchOp, MatrixSelector, VectorSelector
 
 from sglang_qspec.cpu.install import install_kernels
 from sglang_qspec.engine.telemetry.metrics import STATES, DraftMetrics
 from test import promql
-from test.promql import Call, Node, Selector
 
 FOLDER = Path(__file__).parents[1] / "docs" / "dashboards"
 DASHBOARD = json.loads((FOLDER / "qspec.json").read_text())
@@ -117,42 +116,35 @@ def create_collectors(folder: Path, registry: CollectorRegistry) -> None:
         TokenizerMetricsCollector(labels=tokenizer_metric_labels())
 
 
-def selectors(node: Node) -> Iterator[Selector]:
-    return (part for part in promql.walk(node) if isinstance(part, Selector))
-
-
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_an_expression_uses_exported_series_and_their_labels(exported: Exported, name: str) -> None:
     node = promql.parse(EXPRESSIONS[name])
-    for selector in selectors(node):
-        assert selector.metric in exported
-        known = exported[selector.metric].labels | promql.SCRAPED
-        assert {label for label, _, _ in selector.matchers} <= known
+    for selector in promql.parts(node, VectorSelector):
+        assert selector.name in exported
+        known = exported[selector.name].labels | promql.SCRAPED
+        assert {matcher.name for matcher in selector.matchers.matchers} <= known
     promql.result_labels(node, lambda metric: exported[metric].labels)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_function_gets_the_kind_of_series_that_it_is_for(exported: Exported, name: str) -> None:
     node = promql.parse(EXPRESSIONS[name])
-    calls = [part for part in promql.walk(node) if isinstance(part, Call)]
-    assert {call.function for call in calls} <= FUNCTIONS
-    ranged = OF_A_COUNTER | OF_A_GAUGE
-    inside = {}
+    calls = promql.parts(node, Call)
+    assert {call.func.name for call in calls} <= FUNCTIONS
+    instant = [selector.name for selector in promql.parts(node, VectorSelector)]
     for call in calls:
-        if call.function in ranged:
-            (selector,) = call.arguments
-            assert isinstance(selector, Selector)
-            assert selector.range is not None
-            inside[selector] = call.function
-            assert exported[selector.metric].is_counter == (call.function in OF_A_COUNTER)
-        else:
-            _, buckets = call.arguments
-            assert all(part.metric.endswith("_bucket") for part in selectors(buckets))
+        if call.func.name == "histogram_quantile":
+            _, buckets = call.args
+            names = [selector.name or "" for selector in promql.parts(buckets, VectorSelector)]
+            assert all(each.endswith("_bucket") for each in names)
             assert "le" in (promql.result_labels(buckets, lambda m: exported[m].labels) or ())
-    for selector in selectors(node):
-        if selector not in inside:  # the present value, which says nothing for a counter
-            assert selector.range is None
-            assert not exported[selector.metric].is_counter
+        else:
+            (ranged,) = promql.parts(call, MatrixSelector)
+            metric = ranged.vector_selector.name or ""
+            assert exported[metric].is_counter == (call.func.name in OF_A_COUNTER)
+            instant.remove(metric)
+    # The present value of a counter says nothing.
+    assert not any(exported[metric or ""].is_counter for metric in instant)
 
 
 def test_a_legend_names_labels_of_its_series(exported: Exported) -> None:
@@ -167,11 +159,11 @@ def test_a_legend_names_labels_of_its_series(exported: Exported) -> None:
 
 def test_every_state_that_an_expression_selects_exists() -> None:
     for expression in EXPRESSIONS.values():
-        for selector in selectors(promql.parse(expression)):
-            for label, _, value in selector.matchers:
-                if label == "state":
-                    family = selector.metric.removeprefix("sglang:qspec_").removesuffix("_state")
-                    assert set(value.split("|")) <= set(STATES[family][0])
+        for selector in promql.parts(promql.parse(expression), VectorSelector):
+            family = (selector.name or "").removeprefix("sglang:qspec_").removesuffix("_state")
+            for matcher in selector.matchers.matchers:
+                if matcher.name == "state":
+                    assert set(matcher.value.split("|")) <= set(STATES[family][0])
 
 
 def test_the_dashboard_selects_the_data_source_and_the_servers(exported: Exported) -> None:
@@ -190,8 +182,9 @@ def test_the_dashboard_selects_the_data_source_and_the_servers(exported: Exporte
         assert panel["datasource"] == chosen
     for panel in PANELS:
         for target in panel["targets"]:
-            for selector in selectors(promql.parse(target["expr"])):
-                assert ("instance", "=~", "$instance") in selector.matchers
+            for selector in promql.parts(promql.parse(target["expr"]), VectorSelector):
+                matchers = [(m.name, m.op, m.value) for m in selector.matchers.matchers]
+                assert ("instance", MatchOp.Re, "$instance") in matchers
 
 
 def test_the_dashboard_fits_one_screen_without_overlaps_and_without_plugins() -> None:

@@ -28,7 +28,7 @@ import msgspec
 
 from benchmark.gpu_check import bundle
 from benchmark.gpu_check.check import check, failures, summary
-from benchmark.gpu_check.outcome import Options
+from benchmark.gpu_check.findings import Options
 from benchmark.gpu_check.page import page
 from benchmark.gpu_check.parts import BY_NAME, PARTS
 from benchmark.harness import standin

@@ -16,8 +16,8 @@ import msgspec
 import psutil
 
 from benchmark.gpu_check.environment import ROOT
+from benchmark.gpu_check.findings import Findings, Options
 from benchmark.gpu_check.memory import Peak
-from benchmark.gpu_check.outcome import Options, Outcome
 from benchmark.gpu_check.parts import PARTS, Part
 from benchmark.harness import standin
 from benchmark.harness.output import say
@@ -34,23 +34,23 @@ def check(
     seconds: float,
     folder: Path,
     parts: Sequence[Part] = PARTS,
-) -> dict[str, Outcome]:
-    """Run the parts with these names, or all; returns outcomes by part, in the order of `parts`.
+) -> dict[str, Findings]:
+    """Run the parts with these names, or all; returns findings by part, in the order of `parts`.
 
     `seconds` is the limit of all parts together. Logs of the parts are in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + seconds
-    found: dict[str, Outcome] = {}
+    found: dict[str, Findings] = {}
     for part in parts:
         if names and part.name not in names:
             continue
         if options.emulated and part.not_emulated and not names:
-            found[part.name] = Outcome(skipped={"": part.not_emulated})
+            found[part.name] = Findings(skipped={"": part.not_emulated})
             continue
         left = deadline - time.monotonic()
         if left < LEAST_SECONDS:
-            found[part.name] = Outcome(failed={"": "the total time is over"})
+            found[part.name] = Findings(failed={"": "the total time is over"})
             continue
         say(f"gpu-check: {part.name}: {part.text}")
         found[part.name] = run(part, options, min(left, part.seconds), folder)
@@ -59,7 +59,7 @@ def check(
     return found
 
 
-def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
+def run(part: Part, options: Options, limit: float, folder: Path) -> Findings:
     """Run one part; keep its results up to the time limit or a crash."""
     result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     result.unlink(missing_ok=True)
@@ -82,17 +82,17 @@ def run(part: Part, options: Options, limit: float, folder: Path) -> Outcome:
             ended = False
         finally:
             stop(process)
-    outcome = Outcome.load(result) if result.exists() else Outcome()
+    findings = Findings.load(result) if result.exists() else Findings()
     if not ended:
-        outcome.failed[""] = f"the time limit of {limit:.0f} s is over; see {log}"
+        findings.failed[""] = f"the time limit of {limit:.0f} s is over; see {log}"
     elif process.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-        outcome.failed[""] = f"ended with {process.returncode}: {last}"
+        findings.failed[""] = f"ended with {process.returncode}: {last}"
     elif not result.exists():
-        outcome.failed[""] = f"left no result; see {log}"
-    outcome.seconds = round(time.monotonic() - began, 1)
-    outcome.peak_mib = peak.mib
-    return outcome
+        findings.failed[""] = f"left no result; see {log}"
+    findings.seconds = round(time.monotonic() - began, 1)
+    findings.peak_mib = peak.mib
+    return findings
 
 
 def environment(options: Options) -> dict[str, str]:
@@ -122,14 +122,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(below, STOP_SECONDS)
 
 
-def failures(found: Mapping[str, Outcome]) -> dict[str, str]:
+def failures(found: Mapping[str, Findings]) -> dict[str, str]:
     """Reasons by part, or by `part.check`."""
-    return _named({name: outcome.failed for name, outcome in found.items()})
+    return _named({name: findings.failed for name, findings in found.items()})
 
 
-def skips(found: Mapping[str, Outcome]) -> dict[str, str]:
+def skips(found: Mapping[str, Findings]) -> dict[str, str]:
     """Reasons by part, or by `part.check`."""
-    return _named({name: outcome.skipped for name, outcome in found.items()})
+    return _named({name: findings.skipped for name, findings in found.items()})
 
 
 def _named(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -140,7 +140,7 @@ def _named(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-def summary(found: Mapping[str, Outcome]) -> dict[str, Any]:
+def summary(found: Mapping[str, Findings]) -> dict[str, Any]:
     """The last line: failed checks, passes outside graphs, and whether greedy answers are equal.
 
     The passes and the equality of answers are None if no part has found them.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from test.engine.faulty import plugin
 from test.engine.gpu_shape import GPU_SHAPE
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu_check.outcome import NotHereError, Options, Steps
+from benchmark.gpu_check.findings import NotHereError, Options, Steps
 from benchmark.harness import standin
 from benchmark.harness.report import Table
 from sglang_qspec.tools.doctor.devices import missing_ninja, old_driver

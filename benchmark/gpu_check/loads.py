@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.gpu_check.environment import ROOT
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.harness.report import Table, fields
 from benchmark.harness.statistics import number
 from benchmark.prompts import PROMPTS

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmark.gpu_check.check import failures, skips
-from benchmark.gpu_check.outcome import Outcome
+from benchmark.gpu_check.findings import Findings
 from benchmark.harness.report import Table
 from benchmark.harness.statistics import number
 
 
-def page(found: Mapping[str, Outcome], record: Mapping[str, Any]) -> str:
+def page(found: Mapping[str, Findings], record: Mapping[str, Any]) -> str:
     """Conditions, a table of the parts, failures, and the tables of all parts."""
     what = "Emulated on a CPU: no figure here is of a GPU." if record["emulated"] else ""
     facts = [f"    {record['command']}", "", f"{record['machine']}; {record['versions']}. {what}"]
@@ -32,8 +32,8 @@ def page(found: Mapping[str, Outcome], record: Mapping[str, Any]) -> str:
     return "\n".join(texts)
 
 
-def result(outcome: Outcome) -> str:
+def result(findings: Findings) -> str:
     """passed, failed or skipped."""
-    if outcome.failed:
+    if findings.failed:
         return "failed"
-    return "skipped" if "" in outcome.skipped else "passed"
+    return "skipped" if "" in findings.skipped else "passed"

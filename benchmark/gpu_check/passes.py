@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.gpu_check.serving import (
     LOGGING,
     Passes,

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmark.gpu_check import dummy
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.gpu_check.serving import settings
 from benchmark.gpu_check.times import DUMMY, PROMPT_IDS, PROMPT_TOKENS, models
 from benchmark.harness.configuration import Configuration

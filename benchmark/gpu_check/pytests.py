@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmark.gpu_check.environment import ROOT
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 
 KERNELS = (
     "test/verify/test_on_device.py",

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.gpu_check.outcome import Options
+from benchmark.gpu_check.findings import Options
 from benchmark.harness.configuration import Settings
 from benchmark.harness.options import split_cores
 from benchmark.harness.server import Server
@@ -19,10 +19,10 @@ CAPTURED = re.compile(r"(?:Target passes run in|No) CUDA graphs.*")
 """QSPEC's log messages about captured graphs, with time and memory, and about omitted graphs."""
 
 
-def demo_settings(options: Options, dtype: str, slots: int, context_length: int = 2048) -> Settings:
+def demo_settings(options: Options, dtype: str, slots: int) -> Settings:
     """The settings of servers with the demo models."""
     demo = demo_models(on_cuda=options.on_gpu)
-    return settings(options, demo.target, demo.draft, dtype, slots, context_length)
+    return settings(options, demo.target, demo.draft, dtype, slots, 2048)
 
 
 def settings(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.gpu_check import dummy
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.gpu_check.serving import capability, demo_settings, settings
 from benchmark.harness import standin
 from benchmark.harness.configuration import Configuration, Settings

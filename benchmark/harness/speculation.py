@@ -17,17 +17,19 @@ SETTLED_SECONDS = 1.3
 """Time for the sidecar to report its counters, which it does about once a second."""
 DRAFTING_SECONDS = 2.5
 LIMIT_SECONDS = 120.0
+STATE_SECONDS = 60.0
+"""Time limit for an answer of /server_info."""
 POLL_SECONDS = 0.25
 
 
-def state_of(server: Server, timeout: float = 60.0) -> dict[str, Any]:
+def state_of(server: Server) -> dict[str, Any]:
     """The state of QSPEC's first scheduler in /server_info. Raises ServerError or OSError."""
-    return states_of(server, timeout)[0]
+    return states_of(server)[0]
 
 
-def states_of(server: Server, timeout: float = 60.0) -> list[dict[str, Any]]:
+def states_of(server: Server) -> list[dict[str, Any]]:
     """The states of QSPEC in all schedulers, by `dp_rank`. Raises ServerError or OSError."""
-    parts = server.get("/server_info", timeout)["internal_states"]
+    parts = server.get("/server_info", STATE_SECONDS)["internal_states"]
     return sorted((part["qspec"] for part in parts), key=lambda state: state.get("dp_rank", 0))
 
 

@@ -97,7 +97,7 @@ def handler_of(engine: Engine) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class Server(ThreadingHTTPServer):
+class Listener(ThreadingHTTPServer):
     request_queue_size = 128  # clients connect at the same time
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine(options)
     threading.Thread(target=engine.run, daemon=True).start()
-    Server((options.host, options.port), handler_of(engine)).serve_forever()
+    Listener((options.host, options.port), handler_of(engine)).serve_forever()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ SECONDS = re.compile(r"failed.* in ([\d.]+) s: ")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Answers:
     """The answers of a batch."""
 
     seconds: float
@@ -79,14 +79,14 @@ def command_of(url: str, path: Path, output: Path, *more: str | Path) -> list[st
     return [sys.executable, "-m", "sglang_qspec", "batch", *map(str, given)]
 
 
-def run(url: str, path: Path, output: Path, *more: str | Path) -> Outcome:
+def run(url: str, path: Path, output: Path, *more: str | Path) -> Answers:
     """Run a batch to its end. Raises CalledProcessError if a line fails."""
     command = command_of(url, path, output, *more)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = SECONDS.search(done.stdout)
     if found is None:
         raise RuntimeError(f"the batch printed {done.stdout!r}")
-    return outcome_of(output, float(found[1]))
+    return answers_of(output, float(found[1]))
 
 
 def records_of(output: Path) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def records_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def outcome_of(output: Path, seconds: float) -> Outcome:
+def answers_of(output: Path, seconds: float) -> Answers:
     """The figures of an output that took some seconds."""
     texts: dict[str, str] = {}
     tokens = passes = accepted = 0
@@ -105,7 +105,7 @@ def outcome_of(output: Path, seconds: float) -> Outcome:
         tokens += body["usage"]["completion_tokens"]
         passes += details["spec_verify_ct"]
         accepted += details["spec_num_correct_drafts"]
-    return Outcome(seconds, texts, tokens, passes, accepted)
+    return Answers(seconds, texts, tokens, passes, accepted)
 
 
 def cut_all(path: Path, answers: Path, output: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 from benchmark.harness.output import say
 from benchmark.harness.server import Server
 from benchmark.harness.speculation import sidecar_of
-from benchmark.resume.batches import Outcome, command_of, outcome_of
+from benchmark.resume.batches import Answers, answers_of, command_of
 
 VICTIMS = ("client", "server", "sidecar")
 POLL_S = 0.05
@@ -31,7 +31,7 @@ class KilledBatch:
         self._down = 0.0
         """Seconds in which the server started again."""
 
-    def run(self, victims: Sequence[str], interval: float) -> tuple[Outcome, int]:
+    def run(self, victims: Sequence[str], interval: float) -> tuple[Answers, int]:
         """The answers, and the number of kills. The time is without starts of the server.
 
         `victims` are names of VICTIMS, in the order of their kills. Raises RuntimeError if the
@@ -59,7 +59,7 @@ class KilledBatch:
             self._client.kill()
         if status != 0:
             raise RuntimeError(f"the batch ended with status {status}")
-        return outcome_of(self._output, time.monotonic() - began - self._down), kills
+        return answers_of(self._output, time.monotonic() - began - self._down), kills
 
     def _new_client(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)

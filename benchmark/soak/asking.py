@@ -15,8 +15,8 @@ LIMIT_S = 1200.0
 
 
 @dataclass
-class Outcome:
-    """The end of a request."""
+class Response:
+    """What came back for a request, and how it ended."""
 
     status: int | None
     """HTTP status, or the code of an error in the stream; None without an answer."""
@@ -36,33 +36,33 @@ def ask(
     *,
     hang_up_s: float | None = None,
     pieces: int | None = None,
-) -> Outcome:
-    """Send the request and read its answer; the outcome holds errors, and none is raised.
+) -> Response:
+    """Send the request and read its answer; the response holds errors, and none is raised.
 
     The client hangs up after `hang_up_s` seconds, or after `pieces` pieces of a stream.
     """
     began = time.monotonic()
-    outcome = Outcome(None, [], bool(body.get("stream")))
+    response = Response(None, [], bool(body.get("stream")))
     limit = LIMIT_S if hang_up_s is None else hang_up_s
     try:
-        if outcome.streamed:
-            _read_pieces(server.stream(path, body, limit), pieces, began + limit, outcome)
+        if response.streamed:
+            _read_pieces(server.stream(path, body, limit), pieces, began + limit, response)
         else:
-            outcome.data = server.post(path, body, limit)
-            outcome.status = 200
+            response.data = server.post(path, body, limit)
+            response.status = 200
     except TimeoutError:
-        outcome.hung_up = hang_up_s is not None
-        outcome.error = None if outcome.hung_up else f"no answer in {LIMIT_S:g} s"
+        response.hung_up = hang_up_s is not None
+        response.error = None if response.hung_up else f"no answer in {LIMIT_S:g} s"
     except ServerError as error:
-        outcome.status, outcome.error = error.status, str(error)
+        response.status, response.error = error.status, str(error)
     except (OSError, ValueError) as error:
-        outcome.error = f"{type(error).__name__}: {error}"
-    outcome.seconds = time.monotonic() - began
-    return outcome
+        response.error = f"{type(error).__name__}: {error}"
+    response.seconds = time.monotonic() - began
+    return response
 
 
 def _read_pieces(
-    pieces: Generator[Any], most: int | None, deadline: float, outcome: Outcome
+    pieces: Generator[Any], most: int | None, deadline: float, response: Response
 ) -> None:
     """Read a stream until its end, or hang up after `most` pieces. Raises what the stream raises.
 
@@ -70,10 +70,10 @@ def _read_pieces(
     """
     with contextlib.closing(pieces):
         for piece in pieces:
-            outcome.status = 200
-            outcome.data.append(piece)
-            outcome.hung_up = most is not None and len(outcome.data) >= most
-            if outcome.hung_up:
+            response.status = 200
+            response.data.append(piece)
+            response.hung_up = most is not None and len(response.data) >= most
+            if response.hung_up:
                 return
             if time.monotonic() >= deadline:
                 raise TimeoutError

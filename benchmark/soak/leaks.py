@@ -33,9 +33,9 @@ def held(server: Server) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def wait_for_idle(server: Server, seconds: float = IDLE_S) -> dict[str, int]:
-    """Wait until `held` is empty for SETTLED_S; returns the last `held` after `seconds`."""
-    deadline = time.monotonic() + seconds
+def wait_for_idle(server: Server) -> dict[str, int]:
+    """Wait until `held` is empty for SETTLED_S; returns the last `held` after IDLE_S."""
+    deadline = time.monotonic() + IDLE_S
     empty_since: float | None = None
     left: dict[str, int] = {"unknown": 1}
     while time.monotonic() < deadline:

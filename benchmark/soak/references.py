@@ -27,11 +27,11 @@ def gather(
 
     def answer(template: Template) -> Answer:
         body = template.body(template.text, custom or {})
-        outcome = ask(server, template.path, body)
-        if outcome.error is not None or outcome.status != 200:
-            told = f"{outcome.status}, {outcome.error or outcome.data}"
+        response = ask(server, template.path, body)
+        if response.error is not None or response.status != 200:
+            told = f"{response.status}, {response.error or response.data}"
             raise ServerError(f"no reference for template {template.number}: {told}")
-        return whole(template.path, outcome.data)
+        return whole(template.path, response.data)
 
     asked = sorted(templates, key=lambda template: template.penalised)
     together = [template for template in asked if not template.penalised]

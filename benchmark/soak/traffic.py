@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmark.harness.server import Server, ServerError
 from benchmark.soak.answers import Answer
-from benchmark.soak.asking import Outcome, ask
+from benchmark.soak.asking import Response, ask
 from benchmark.soak.journal import Journal
 from benchmark.soak.mix import Fate, Mix, Request
 from benchmark.soak.verdict import Kind, Verdict, judge
@@ -124,7 +124,7 @@ class Traffic:
             abort = threading.Timer(request.after_s, self._abort, [request.rid])
             abort.daemon = True
             abort.start()
-        outcome = ask(
+        response = ask(
             self._server,
             request.template.path,
             request.body,
@@ -135,16 +135,16 @@ class Traffic:
             abort.cancel()
         number = request.template.number
         reference = None if number is None else self._references[number]
-        verdict = judge(request, outcome, reference)
+        verdict = judge(request, response, reference)
         with self._changed:
             if verdict.kind is Kind.CUT:
-                self.cuts[f"{request.fate.value}, {_reached(outcome)}"] += 1
+                self.cuts[f"{request.fate.value}, {_reached(response)}"] += 1
             elif verdict.kind is Kind.WHOLE:
                 self.compared += reference is not None
         return verdict, {
-            "seconds": round(outcome.seconds, 3),
-            "status": outcome.status,
-            "hung_up": outcome.hung_up,
+            "seconds": round(response.seconds, 3),
+            "status": response.status,
+            "hung_up": response.hung_up,
         }
 
     def _abort(self, rid: str) -> None:
@@ -152,10 +152,10 @@ class Traffic:
             self._server.post("/abort_request", {"rid": rid}, timeout=120.0)
 
 
-def _reached(outcome: Outcome) -> str:
+def _reached(response: Response) -> str:
     """The progress of a cut request, as far as its client knows."""
-    if "waiting queue" in str(outcome.error or outcome.data):
+    if "waiting queue" in str(response.error or response.data):
         return "waiting"
-    if outcome.streamed:
-        return "decoding" if outcome.data else "before the first token"
+    if response.streamed:
+        return "decoding" if response.data else "before the first token"
     return "unknown"

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import takewhile
 
 from benchmark.soak.answers import ABORT, Answer, Part, streamed, whole
-from benchmark.soak.asking import Outcome
+from benchmark.soak.asking import Response
 from benchmark.soak.mix import Fate, Request
 
 SHOWN = 600
@@ -40,33 +40,33 @@ class Verdict:
         return self.kind in (Kind.FAILED, Kind.CHANGED)
 
 
-def judge(request: Request, outcome: Outcome, reference: Answer | None) -> Verdict:
-    """Compare the outcome of `request` with its plan, and its answer with `reference`.
+def judge(request: Request, response: Response, reference: Answer | None) -> Verdict:
+    """Compare the response of `request` with its plan, and its answer with `reference`.
 
     `reference` is None for a request whose answer varies. If a request was cut on purpose, a part
     of an answer must be the beginning of the reference; a whole answer is judged as any other.
     """
     cut = request.fate in (Fate.HANG_UP, Fate.ABORT)
     if request.fate is Fate.BAD:
-        if outcome.status == 400:
+        if response.status == 400:
             return Verdict(Kind.REFUSED)
-        return _failed(f"HTTP {outcome.status} instead of 400: {outcome.error or outcome.data}")
-    if outcome.status is not None and outcome.status != 200:
-        told = str(outcome.error or outcome.data)
+        return _failed(f"HTTP {response.status} instead of 400: {response.error or response.data}")
+    if response.status is not None and response.status != 200:
+        told = str(response.error or response.data)
         # SGLang answers an aborted request with a 4xx or 503 that contains "abort".
-        if request.fate is Fate.ABORT and outcome.status in _ABORTED and "abort" in told.lower():
+        if request.fate is Fate.ABORT and response.status in _ABORTED and "abort" in told.lower():
             return Verdict(Kind.CUT)
-        return _failed(f"HTTP {outcome.status}: {told}")
-    if outcome.error is not None:
-        return _failed(outcome.error)
-    if outcome.hung_up and not (outcome.streamed and outcome.data):
+        return _failed(f"HTTP {response.status}: {told}")
+    if response.error is not None:
+        return _failed(response.error)
+    if response.hung_up and not (response.streamed and response.data):
         return Verdict(Kind.CUT)
     path = request.template.path
     try:
-        answer = (streamed if outcome.streamed else whole)(path, outcome.data)
+        answer = (streamed if response.streamed else whole)(path, response.data)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        return _failed(f"no answer of {path} ({error!r}): {outcome.data}")
-    if outcome.hung_up or (cut and any(part.reason == ABORT for part in answer.parts)):
+        return _failed(f"no answer of {path} ({error!r}): {response.data}")
+    if response.hung_up or (cut and any(part.reason == ABORT for part in answer.parts)):
         wrong = begins(answer, reference) if reference is not None else ""
         return Verdict(Kind.CHANGED, wrong) if wrong else Verdict(Kind.CUT)
     wrong = malformed(request, answer)

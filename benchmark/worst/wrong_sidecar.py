@@ -33,10 +33,10 @@ LONGEST_COMPLETION = 64
 class Guesser:
     """Drafts completions at once, and a step draft for each request from its latest commit."""
 
-    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self.drafted = 0
         """Number of draft tokens."""
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self._vocab_size = vocab_size
         self._number = MAX_COMPLETIONS
         self._steps: dict[tuple[Peer, int], tuple[Commit, int, int]] = {}

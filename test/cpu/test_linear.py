@@ -15,9 +15,9 @@ def weight(n: int = 48, k: int = 96) -> torch.Tensor:
     return torch.randn(n, k, generator=torch.Generator().manual_seed(n + k))
 
 
-def inputs(m: int, k: int = 96) -> torch.Tensor:
+def inputs(m: int) -> torch.Tensor:
     """Rows of very different magnitudes, each with an outlier and a nonzero mean."""
-    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)) + 0.5
+    x = torch.randn(m, 96, generator=torch.Generator().manual_seed(m)) + 0.5
     x[:, 3] *= 20
     return x * torch.logspace(-3, 3, m)[:, None]
 

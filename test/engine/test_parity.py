@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.harness.server import ServerError
 from benchmark.harness.speculation import update_settings, wait_for_sidecar
+from benchmark.soak.templates import PREFACE, QUESTIONS, WORDS
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
 from test.engine.gpu_shape import GPU_SHAPE
@@ -44,27 +45,13 @@ COMMON = [
 POOL = 2400
 """KV slots, fewer than 16 long requests need."""
 
-PREFACE = (
-    "The following notes were taken by a traveller who walked along the coast from one harbour to "
-    "the next, and who asked the people there about their work, their tools and their weather. "
-)
-QUESTIONS = (
-    "Who mends the nets?",
-    "List three things that the fishermen carry.",
-    "Continue the story.",
-    "Write a Python function that counts the boats.",
-    "Why is the sea salty?",
-    "The capital of Norway is",
-)
-WORDS = ("wind", "rope", "lamp", "harbour", "bread", "stone", "winter", "road", "letter", "bridge")
-
 
 def prompts() -> list[str]:
     """Some share a long prefix; some repeat words, which makes drafts likely to be accepted."""
     rng = random.Random(11)
     texts = []
     for number in range(PROMPTS):
-        question = QUESTIONS[number % len(QUESTIONS)]
+        question = QUESTIONS[number % 6]  # those of the recorded runs
         kind = number % 5
         if kind == 0:
             texts.append(question)

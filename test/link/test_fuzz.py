@@ -94,10 +94,10 @@ def test_every_message_of_the_generator_passes_and_most_mutated_ones_do_not() ->
     assert 300 < refused < 950
 
 
-def filled(head: bytes, item: bytes, tail: bytes = b"") -> bytes:
+def filled(head: bytes, item: bytes) -> bytes:
     """A frame of nearly the maximum size that holds one long list of `item`."""
-    count = (MOST_BYTES - len(head) - len(tail) - 5) // len(item)
-    return head + b"\xdd" + count.to_bytes(4, "big") + item * count + tail
+    count = (MOST_BYTES - len(head) - 5) // len(item)
+    return head + b"\xdd" + count.to_bytes(4, "big") + item * count
 
 
 SUBMIT = b"\x82\xa4type\xa6submit\xa9token_ids"

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 LOG_INTERVAL_S = 60.0
 """Minimum time between two log lines of one kind, in seconds."""
+MAX_QUOTED = 300
+"""Maximum length of a peer's text in a log line, in characters."""
 DROPPED = "dropped message"
 """Kind of a message that could not be sent."""
 MALFORMED = "malformed message"
@@ -58,9 +60,9 @@ class Faults:
         return True
 
 
-def quote(text: str, limit: int = 300) -> str:
+def quote(text: str) -> str:
     """Truncate and escape a peer's text for one log line."""
-    cut = text if len(text) <= limit else text[:limit] + "..."
+    cut = text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "..."
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
     )

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmark.gpu_check.outcome import NotHereError, Options, Steps
+from benchmark.gpu_check.findings import NotHereError, Options, Steps
 
 CHILD_FILE = "GPU_CHECK_TEST_CHILD"
 """Environment variable with the file to which `hanging` writes the pid of its child."""

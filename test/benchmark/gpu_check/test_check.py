@@ -12,7 +12,7 @@ import pytest
 
 from benchmark.gpu_check import check as checking
 from benchmark.gpu_check.check import check, environment, failures, skips, summary
-from benchmark.gpu_check.outcome import Options, Outcome
+from benchmark.gpu_check.findings import Findings, Options
 from benchmark.gpu_check.parts import PARTS, Part
 from benchmark.harness import standin
 from test.benchmark.gpu_check import fakes
@@ -44,7 +44,7 @@ def test_a_failure_is_named_and_does_not_end_the_others(tmp_path: Path) -> None:
         "skipped": ["wrong.gpu"],
     }
     # Without results the last line claims nothing.
-    nothing = summary({"one": Outcome()})
+    nothing = summary({"one": Findings()})
     assert (nothing["identical"], nothing["eager_passes"]) == (None, None)
 
 
@@ -94,7 +94,7 @@ def test_an_emulated_check_leaves_out_parts_with_servers_unless_they_are_named(
     (fine,) = check(["fine"], CPU, 60.0, tmp_path, parts).values()
     assert fine.passed == ["one"]
     found = check([], CPU, 60.0, tmp_path, parts[1:])
-    assert found["fine"] == Outcome(skipped={"": "it starts servers"})
+    assert found["fine"] == Findings(skipped={"": "it starts servers"})
 
 
 def test_every_part_exists_and_all_fit_a_first_hour() -> None:

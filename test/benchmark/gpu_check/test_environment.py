@@ -11,7 +11,7 @@ import pytest
 
 from benchmark.gpu_check import memory
 from benchmark.gpu_check.environment import environment
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.harness import standin
 
 GPU = "0, NVIDIA T, 580.1, 80 MiB, 9.0"

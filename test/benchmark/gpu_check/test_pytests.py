@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark.gpu_check.environment import ROOT
-from benchmark.gpu_check.outcome import Steps
+from benchmark.gpu_check.findings import Steps
 from benchmark.gpu_check.pytests import DISTRIBUTION, KERNELS, MOCKED, read, run
 
 REPORT = """\

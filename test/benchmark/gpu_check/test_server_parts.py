@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmark.gpu_check import loads, passes, serving
-from benchmark.gpu_check.outcome import Options, Steps
+from benchmark.gpu_check.findings import Options, Steps
 from benchmark.gpu_check.serving import Passes
 from benchmark.harness.configuration import Settings
 from sglang_qspec.engine.cuda import pass_graphs

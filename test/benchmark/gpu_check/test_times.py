@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from benchmark.gpu_check import times
-from benchmark.gpu_check.outcome import Steps
+from benchmark.gpu_check.findings import Steps
 from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.measure.pass_timer import PassTimer

@@ -17,11 +17,11 @@ REFERENCES = {
 }
 
 
-def drawn(seed: int = 3, count: int = 1500) -> list[Request]:
+def drawn(seed: int = 3) -> list[Request]:
     """The first requests of a mix; each ends five requests later."""
     mix = Mix(seed, TEMPLATES, REFERENCES)
     found: list[Request] = []
-    for _ in range(count):
+    for _ in range(1500):
         found.append(mix.next())
         if len(found) > 5:
             mix.end(found[-6])

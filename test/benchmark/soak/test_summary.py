@@ -80,11 +80,11 @@ def test_a_series_leaves_out_samples_that_lack_a_column() -> None:
     assert series(samples, ("a",), since=1.0) == [(1.0, 5.0), (2.0, 3.0)]
 
 
-def noisy(per_hour: float, seed: int, seconds: int = 3600) -> list[tuple[float, float]]:
+def noisy(per_hour: float, seed: int) -> list[tuple[float, float]]:
     """One sample per second around 500, with correlated noise as in memory figures."""
     rng = random.Random(seed)
     away, found = 0.0, []
-    for second in range(seconds):
+    for second in range(3600):
         away = 0.9 * away + rng.gauss(0.0, 1.0)
         found.append((float(second), 500.0 + per_hour * second / 3600 + away))
     return found

@@ -8,7 +8,7 @@ from sglang_qspec.policy.curve import Curve
 from sglang_qspec.tools.compare.comparison import short_names
 from sglang_qspec.tools.compare.report import DraftFigures, recommendation, text_of
 from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
-from sglang_qspec.tools.theory.forecast import Forecast
+from sglang_qspec.tools.theory.prediction import Prediction
 
 TIMES = PairTimes(
     Curve.through([(1, 0.02), (4, 0.03)]),
@@ -18,8 +18,9 @@ TIMES = PairTimes(
 
 
 def candidate(name: str, *speedups: float) -> DraftFigures:
-    forecasts = [
-        Forecast(b, "ahead", 4, 50.0 * each, 50.0) for b, each in zip((1, 4), speedups, strict=True)
+    predicted = [
+        Prediction(b, "ahead", 4, 50.0 * each, 50.0)
+        for b, each in zip((1, 4), speedups, strict=True)
     ]
     return DraftFigures(
         name=name,
@@ -31,8 +32,8 @@ def candidate(name: str, *speedups: float) -> DraftFigures:
         memory_bytes=5 << 20,
         dtype="bfloat16",
         quantization="gptq",
-        forecasts=forecasts,
-        sampled_forecasts=forecasts,
+        predicted=predicted,
+        predicted_sampled=predicted,
     )
 
 

@@ -11,7 +11,7 @@ from sglang_qspec.policy.curve import Curve
 from sglang_qspec.tools.doctor.expectation import IN_FLIGHT, MOST_ROWS, paragraph, predict
 from sglang_qspec.tools.measure.pair import DRAFT_ROWS, VERIFY_ROWS, Measured
 from sglang_qspec.tools.measure.tables import Slowdown
-from sglang_qspec.tools.theory.forecast import Forecast
+from sglang_qspec.tools.theory.prediction import Prediction
 
 AGREED = [place % 5 > 0 for place in range(300)]
 """The draft model misses every fifth token."""
@@ -30,7 +30,7 @@ STEEP = times(lambda rows: 0.03 * rows, draft=0.02)
 """A pass over two rows takes twice the time."""
 
 
-def of(predicted: list[Forecast], in_flight: int) -> Forecast:
+def of(predicted: list[Prediction], in_flight: int) -> Prediction:
     return next(each for each in predicted if each.in_flight == in_flight)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sglang_qspec.policy.pipelines import estimates
-from sglang_qspec.tools.measure.tables import Gap, Prefill, Tables, Verify
+from sglang_qspec.tools.measure.tables import HostGap, Prefill, Tables, Verify
 from sglang_qspec.tools.plan.cards import TODAY, WIDTHS, Terms, computed
 from sglang_qspec.tools.plan.planner import Planner
 from sglang_qspec.tools.plan.simulation import Group, simulate
@@ -117,7 +117,7 @@ def test_the_passes_measured_on_an_h100_leave_less(requests: int) -> None:
     waits = {b: with_gap - plain for b, (plain, with_gap, *_) in MEASURED.items()}
     measured = msgspec.structs.replace(
         tables,
-        gap=[Gap(b, wait / 1e3) for b, wait in waits.items()],
+        gap=[HostGap(b, wait / 1e3) for b, wait in waits.items()],
         verify=[
             Verify(b, width, (ms - waits[b]) / 1e3)
             for b, (_, *row) in MEASURED.items()

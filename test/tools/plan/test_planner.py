@@ -19,12 +19,12 @@ def planner(tables: Tables, trace: str = "batch:400", output: int = 60) -> Plann
     return Planner(tables, parse(trace, 10, output))
 
 
-def chosen(tables: Tables, gpus: int, slo: Slo | None = None) -> tuple[Plan, Plan]:
+def chosen(tables: Tables, gpus: int) -> tuple[Plan, Plan]:
     """The best plan with drafts, and the best without."""
     found = planner(tables)
     return (
-        best(found.plans(gpus, ["ahead"], [4]), slo),
-        best(found.plans(gpus, [NONE], [4]), slo),
+        best(found.plans(gpus, ["ahead"], [4]), None),
+        best(found.plans(gpus, [NONE], [4]), None),
     )
 
 

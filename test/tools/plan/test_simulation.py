@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sglang_qspec.config import MODES
-from sglang_qspec.tools.measure.tables import Gap, Tables
+from sglang_qspec.tools.measure.tables import HostGap, Tables
 from sglang_qspec.tools.plan.requests import Request, agreed_tokens
 from sglang_qspec.tools.plan.simulation import Group, GroupFigures, quantile, simulate
 from sglang_qspec.tools.plan.target import NONE
@@ -102,7 +102,7 @@ def test_a_slowdown_costs_time_only_while_the_sidecar_drafts() -> None:
 
 
 def test_only_a_server_with_speculation_waits_for_the_host_between_passes() -> None:
-    tables = msgspec.structs.replace(flat(0.0), gap=[Gap(1, 0.01), Gap(64, 0.02)])
+    tables = msgspec.structs.replace(flat(0.0), gap=[HostGap(1, 0.01), HostGap(64, 0.02)])
     assert run(tables, NONE, 1, batch(1)).seconds == pytest.approx(100 * 0.04)
     assert run(tables, "queue", 1, batch(1)).pass_seconds == pytest.approx(0.05)
     assert run(tables, "ahead", 64, batch(64)).pass_seconds == pytest.approx(0.06)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
@@ -23,20 +24,16 @@ NAMED = ("GptOssForCausalLM", "Exaone4ForCausalLM", "Gemma4ForConditionalGenerat
 LISTED = "triton"
 """A backend that SGLang lists for all of them."""
 
-_registered = False
 
-
+@cache
 def register() -> None:
     """Make `qspec_cpu` the default for attention and `torch_native` for LoRA; give each rank CPUs.
 
     Several ranks sleep while they are idle, because each would take a whole CPU of this machine.
     Repeated calls change nothing.
     """
-    global _registered
-    if not _registered:
-        _registered = True
-        register_resolution_hook("handle_cpu_backends")(_choose)
-        register_resolution_hook("handle_model_specific_adjustments")(_adjust)
+    register_resolution_hook("handle_cpu_backends")(_choose)
+    register_resolution_hook("handle_model_specific_adjustments")(_adjust)
 
 
 def _choose(server_args: Any, previous: Callable[[Any], None]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.draft_source import OF_SIDECAR
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar import activity
 from sglang_qspec.engine.sidecar.absence import Absence
@@ -26,8 +27,6 @@ from sglang_qspec.trie import Source
 
 MESSAGES_PER_POLL = 64
 """Maximum number of messages that one poll reads of all sidecars; a message takes about 10 us."""
-OF_SIDECARS = frozenset({Source.QUEUE, Source.STEP})
-"""Sources of the drafts that sidecars make."""
 FEWEST_MESSAGES = 8
 """Maximum number of messages that one poll reads of a sidecar, if there are many sidecars."""
 
@@ -204,7 +203,7 @@ class SidecarPool:
     def count(self, live: LiveRequest, drafted_by: Sequence[Source], passes: int = 1) -> None:
         """Note which sources drafted the accepted tokens of a request, without the target's own."""
         if len(self._clients) > 1 and (client := self._router.client_of(live)) is not None:
-            right = sum(source in OF_SIDECARS for source in drafted_by)
+            right = sum(source in OF_SIDECAR for source in drafted_by)
             client.count(live, right, len(drafted_by) + passes)
 
     def awaits(self, live: LiveRequest) -> bool:

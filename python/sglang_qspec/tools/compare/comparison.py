@@ -25,7 +25,7 @@ from sglang_qspec.tools.measure.model_process import Answer, ModelOptions, open_
 from sglang_qspec.tools.measure.pass_timer import PASSES, REPEATS, PassTimer
 from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
 from sglang_qspec.tools.models.prompts import chat_ids
-from sglang_qspec.tools.theory.forecast import forecast
+from sglang_qspec.tools.theory.prediction import best_pipeline
 
 STEP_S = 2.0
 """Time for the measurement of draft steps over one number of requests, in seconds."""
@@ -156,8 +156,8 @@ class Comparison:
             memory_bytes,
             facts["dtype"],
             facts["quantization"],
-            [forecast(times, greedy, b) for b in self._in_flight],
-            [forecast(times, sampled, b) for b in self._in_flight],
+            [best_pipeline(times, greedy, b) for b in self._in_flight],
+            [best_pipeline(times, sampled, b) for b in self._in_flight],
         )
 
     def _model_options(self, path: str, answers: Sequence[Answer]) -> ModelOptions:

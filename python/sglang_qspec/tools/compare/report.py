@@ -9,7 +9,7 @@ from typing import Any
 from sglang_qspec.tools.measure.agreement import share, tokens_per_pass
 from sglang_qspec.tools.measure.tables import PairTimes
 from sglang_qspec.tools.table import aligned
-from sglang_qspec.tools.theory.forecast import PAYS, Forecast
+from sglang_qspec.tools.theory.prediction import PAYS, Prediction
 
 MIB = 1 << 20
 
@@ -32,15 +32,15 @@ class DraftFigures:
     memory_bytes: int
     dtype: str
     quantization: str | None
-    forecasts: list[Forecast]
+    predicted: list[Prediction]
     """For greedy requests, one for each number in flight."""
-    sampled_forecasts: list[Forecast]
+    predicted_sampled: list[Prediction]
     """For sampled requests."""
 
     @property
     def in_flight(self) -> list[int]:
         """Numbers of requests in flight."""
-        return [each.in_flight for each in self.forecasts]
+        return [each.in_flight for each in self.predicted]
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON; accept lengths are those of the widest pass."""
@@ -57,22 +57,22 @@ class DraftFigures:
             "memory_bytes": self.memory_bytes,
             "dtype": self.dtype,
             "quantization": self.quantization,
-            "predicted": [each.record() for each in self.forecasts],
-            "predicted_sampled": [each.record() for each in self.sampled_forecasts],
+            "predicted": [each.record() for each in self.predicted],
+            "predicted_sampled": [each.record() for each in self.predicted_sampled],
         }
 
 
 def text_of(candidates: Sequence[DraftFigures], heading: str) -> str:
     """The comparison as text."""
-    parts = [heading, _passes(candidates[0]), _figures(candidates), _forecasts(candidates)]
+    parts = [heading, _passes(candidates[0]), _figures(candidates), _predictions(candidates)]
     return "\n\n".join([*parts, recommendation(candidates)])
 
 
 def recommendation(candidates: Sequence[DraftFigures]) -> str:
     """One sentence: the draft model to take for greedy requests, or that none pays."""
     count = len(candidates[0].in_flight)
-    best = [max(candidates, key=lambda each: each.forecasts[i].speedup) for i in range(count)]
-    found = [candidate.forecasts[i] for i, candidate in enumerate(best)]
+    best = [max(candidates, key=lambda each: each.predicted[i].speedup) for i in range(count)]
+    found = [candidate.predicted[i] for i, candidate in enumerate(best)]
     if all(each.speedup < PAYS for each in found):
         highest = max(each.speedup for each in found)
         return (
@@ -132,7 +132,7 @@ def _figures(candidates: Sequence[DraftFigures]) -> str:
     return aligned([head, *rows])
 
 
-def _forecasts(candidates: Sequence[DraftFigures]) -> str:
+def _predictions(candidates: Sequence[DraftFigures]) -> str:
     head = ("predicted", "in flight", "none tok/s", "greedy tok/s", "x none", "best as")
     rows = [
         (
@@ -143,12 +143,12 @@ def _forecasts(candidates: Sequence[DraftFigures]) -> str:
             *_predicted(sampled),
         )
         for candidate in candidates
-        for greedy, sampled in zip(candidate.forecasts, candidate.sampled_forecasts, strict=True)
+        for greedy, sampled in zip(candidate.predicted, candidate.predicted_sampled, strict=True)
     ]
     return aligned([(*head, "sampled tok/s", "x none", "best as"), *rows])
 
 
-def _predicted(found: Forecast) -> tuple[str, str, str]:
+def _predicted(found: Prediction) -> tuple[str, str, str]:
     return (
         f"{found.tokens_per_s:.1f}",
         f"{found.speedup:.2f}",

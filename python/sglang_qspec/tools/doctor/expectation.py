@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sglang_qspec.tools.measure.pair import Measured
 from sglang_qspec.tools.measure.tables import PairTimes, PassSeconds
-from sglang_qspec.tools.theory.forecast import PAYS, Forecast, forecast
+from sglang_qspec.tools.theory.prediction import PAYS, Prediction, best_pipeline
 
 IN_FLIGHT = (1, 2, 4, 8, 16)
 """Numbers of requests in flight of the prediction."""
@@ -16,7 +16,7 @@ SHOWN_ROWS = (1, 4, 16)
 """Rows of the passes that the paragraph names."""
 
 
-def predict(measured: Measured, most_draft_tokens: int) -> list[Forecast]:
+def predict(measured: Measured, most_draft_tokens: int) -> list[Prediction]:
     """The best pipeline for each of IN_FLIGHT, with at most `most_draft_tokens` in a pass."""
     passes = PassSeconds(
         {
@@ -27,10 +27,10 @@ def predict(measured: Measured, most_draft_tokens: int) -> list[Forecast]:
         }
     )
     times = PairTimes(measured.plain, passes, measured.draft, slowdown=measured.slowdown)
-    return [forecast(times, measured.agreed, b) for b in IN_FLIGHT]
+    return [best_pipeline(times, measured.agreed, b) for b in IN_FLIGHT]
 
 
-def paragraph(measured: Measured, predicted: Sequence[Forecast]) -> str:
+def paragraph(measured: Measured, predicted: Sequence[Prediction]) -> str:
     """What to expect, in one paragraph."""
     gains = [each for each in predicted if each.speedup >= PAYS]
     if gains:

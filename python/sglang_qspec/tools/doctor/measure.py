@@ -12,7 +12,7 @@ def measure(case: Case) -> Finding:
     from sglang_qspec.engine.start.arguments import DRAFT_TOKENS
     from sglang_qspec.tools.doctor import expectation
     from sglang_qspec.tools.measure.pair import measure_pair
-    from sglang_qspec.tools.theory.forecast import PAYS
+    from sglang_qspec.tools.theory.prediction import PAYS
 
     assert case.kind is not None
     assert case.target is not None

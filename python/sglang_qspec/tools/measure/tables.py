@@ -80,7 +80,7 @@ APART = Slowdown()
 
 @dataclass(frozen=True)
 class PairTimes:
-    """Times of a target and a draft model, by which `theory.forecast` predicts the throughput."""
+    """Times of a target and a draft model, by which `theory.prediction` predicts the throughput."""
 
     plain: Curve
     """Seconds of a decode pass without a draft model, on all CPUs of both, by the number of
@@ -110,7 +110,7 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds
 
 
-class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HostGap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time in which a target with drafts waits for the host between two passes of `requests`."""
 
     requests: Count
@@ -158,7 +158,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     """Probability that a text that left its queue draft matches it again at a pass."""
     slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     """Time of a target pass while the sidecar drafts, over its time alone."""
-    gap: list[Gap] = []
+    gap: list[HostGap] = []
     """What a server with speculation adds to each pass, plain ones too, because the host reads the
     tokens of the last pass first. Empty if the times of `verify` include the wait."""
     gpus: Gpus = Gpus()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.measure.tables import VERSION, Draft, Gap, Gpus, Prefill, Tables, Verify
+from sglang_qspec.tools.measure.tables import VERSION, Draft, Gpus, HostGap, Prefill, Tables, Verify
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.8, 0.6
 """Assumed shares of a data sheet's peaks that a pass reaches."""
@@ -160,7 +160,7 @@ def computed(
         ],
         draft_prefill_token=2 * draft.parameters / (FLOPS_SHARE * card.flops) / beside,
         agreement={"step": ASSUMED_ALPHA if alpha is None else alpha},
-        gap=[Gap(*each) for each in terms.host_gap],
+        gap=[HostGap(*each) for each in terms.host_gap],
         gpus=Gpus(on, beside),
         conditions={
             "dtype": "bfloat16",

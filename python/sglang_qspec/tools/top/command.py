@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     """
     console = Console(markup=False, emoji=False)
     client = Client(options.url, TIMEOUT_S)
-    shown = frames(client, options.interval, dp_rank=options.dp_rank)
+    shown = frames(client, options.interval, options.dp_rank)
     try:
         if options.once:
             console.print(next(shown))
@@ -60,13 +60,7 @@ def run(options: argparse.Namespace) -> None:
         return
 
 
-def frames(
-    client: Client,
-    seconds: float,
-    sleep: Callable[[float], None] = time.sleep,
-    *,
-    dp_rank: int = 0,
-) -> Iterator[RenderableType]:
+def frames(client: Client, seconds: float, dp_rank: int) -> Iterator[RenderableType]:
     """Draw a frame of a scheduler every `seconds`; the first one after `seconds`.
 
     Raises ClientError.
@@ -76,7 +70,7 @@ def frames(
     if schedulers > 1:
         title += f"   scheduler {dp_rank} of 0 to {schedulers - 1}"
     while True:
-        sleep(seconds)
+        time.sleep(seconds)
         now, _ = _snapshot(client, dp_rank)
         with reading(client.url):
             frame = view.frame(Interval(before, now), title)

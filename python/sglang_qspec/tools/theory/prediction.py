@@ -17,7 +17,7 @@ PAYS = 1.05
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Prediction:
     """The best pipeline for one number of requests in flight, and what it yields."""
 
     in_flight: int
@@ -33,11 +33,11 @@ class Forecast:
         return self.tokens_per_s / self.plain_tokens_per_s
 
     def record(self) -> dict[str, Any]:
-        """The forecast as JSON."""
+        """The prediction as JSON."""
         return {**asdict(self), "speedup": self.speedup}
 
 
-def forecast(times: PairTimes, agreed: Sequence[Sequence[bool]], in_flight: int) -> Forecast:
+def best_pipeline(times: PairTimes, agreed: Sequence[Sequence[bool]], in_flight: int) -> Prediction:
     """The best pipeline and width for `in_flight` requests.
 
     `agreed` says for each answer and position whether the models agree. The slowdown counts in the
@@ -59,4 +59,4 @@ def forecast(times: PairTimes, agreed: Sequence[Sequence[bool]], in_flight: int)
         found = rates(times.slowdown) | found
     pipeline = max(found, key=lambda name: found[name])
     rate, width = found[pipeline]
-    return Forecast(in_flight, pipeline, width - 1, rate, in_flight / times.plain(in_flight))
+    return Prediction(in_flight, pipeline, width - 1, rate, in_flight / times.plain(in_flight))

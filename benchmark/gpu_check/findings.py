@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Outcome:
+class Findings:
     """The checks, figures and tables of one part."""
 
     passed: list[str] = field(default_factory=list)
@@ -53,15 +53,15 @@ class Outcome:
     """Largest memory in use on all GPUs together, in MiB; None if it was not measured."""
 
     @classmethod
-    def load(cls, path: Path) -> Outcome:
+    def load(cls, path: Path) -> Findings:
         return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 class Steps:
-    """Runs the steps of a part, and writes the outcome to `path` after each of them."""
+    """Runs the steps of a part, and writes the findings to `path` after each of them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.found = Outcome()
+        self.found = Findings()
         self._path = path
 
     @contextmanager
@@ -83,7 +83,7 @@ class Steps:
         self.save()
 
     def save(self) -> None:
-        """Write the outcome so far. A reader sees either the old or the new file."""
+        """Write the findings so far. A reader sees either the old or the new file."""
         if self._path is not None:
             fresh = self._path.with_suffix(".new")
             fresh.write_bytes(msgspec.json.encode(self.found))
