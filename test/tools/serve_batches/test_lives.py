@@ -126,6 +126,31 @@ def test_a_batch_that_expires_keeps_its_answers_and_names_the_rest(gateway: Gate
     assert not answered.keys() & {each["custom_id"] for each in late}
 
 
+def test_lines_make_room_for_the_requests_of_others_and_come_back(tmp_path: Path) -> None:
+    fake = FakeServer(delay=0.4, slots=8)
+    with serving(fake) as url:
+        gateway = Gateway(tmp_path / "folder", "--url", url, "--in-flight", IN_FLIGHT)
+        gateway.start()
+        try:
+            client = gateway.client()
+            prompts = [f"prompt {i}" for i in range(60)]
+            batch = begin(client, upload(client, [line(prompt) for prompt in prompts]))
+            until(lambda: fake.most == IN_FLIGHT, "the server has its depth")
+            fake.others = 6
+            until(lambda: fake.now <= 1, "lines make room")
+            fake.most = 0
+            time.sleep(1.0)
+            assert fake.most <= 1
+            fake.others = 0
+            until(lambda: fake.now > 2, "lines come back")
+            done = ended(client, batch.id)
+            assert sorted(answers(client, done.output_file_id)) == sorted(prompts)
+            again = sum(fake.asked.values()) - len(prompts)
+            assert 0 < again <= 2 * IN_FLIGHT
+        finally:
+            gateway.kill()
+
+
 def test_the_batch_that_is_due_first_is_answered_first(gateway: Gateway, fake: FakeServer) -> None:
     client = gateway.client()
     late = begin(client, upload(client, [line(f"late {i}") for i in range(4000)]), "24h")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from sglang_qspec.policy import deadlines
 from sglang_qspec.policy.deadlines import Due, Lengths, Shares, Speed
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.server import LineServer, Note, Reply, ReplyKind
-from sglang_qspec.tools.guesses.guess import Guess
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.serve_batches.job import Job
 from sglang_qspec.tools.serve_batches.objects import Status
 
@@ -142,42 +141,3 @@ class Feed:
     def over(self, line: Line) -> asyncio.Event:
         """Set when the job of a line that the Runner has is over."""
         return self._asked[line.number][0].over
-
-
-class Stoppable:
-    """A server that drops the lines of jobs that are over, also those that it has."""
-
-    def __init__(self, server: LineServer, feed: Feed) -> None:
-        self._server, self._feed = server, feed
-
-    @property
-    def name(self) -> str:
-        """As of `LineServer`."""
-        return self._server.name
-
-    @property
-    def depth(self) -> int:
-        """As of `LineServer`."""
-        return self._server.depth
-
-    async def open(self) -> None:
-        """As of `LineServer`."""
-        await self._server.open()
-
-    async def ask(self, line: Line, guesses: Sequence[Guess], note: Note | None, /) -> Reply:
-        """The reply to a line; that of a job that is over is a refusal, which nobody reads."""
-        over = asyncio.create_task(self._feed.over(line).wait())
-        asking = asyncio.create_task(self._server.ask(line, guesses, note))
-        try:
-            await asyncio.wait((over, asking), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            return Reply(ReplyKind.REFUSED, reason="the batch is over")
-        finally:
-            over.cancel()
-            asking.cancel()
-            await asyncio.gather(over, asking, return_exceptions=True)
-
-    async def close(self) -> None:
-        """As of `LineServer`."""
-        await self._server.close()

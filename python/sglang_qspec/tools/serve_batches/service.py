@@ -13,12 +13,13 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from sglang_qspec.errors import BatchError, QSpecError
+from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.line_guesses import LineGuesses
 from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.batch.runner import Runner
-from sglang_qspec.tools.batch.server import LineServer, Reply
-from sglang_qspec.tools.serve_batches.feed import LINES_AHEAD, Feed, Stoppable
+from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.serve_batches.feed import LINES_AHEAD, Feed
 from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.forms import NewBatch
 from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
@@ -32,6 +33,7 @@ from sglang_qspec.tools.serve_batches.objects import (
     Status,
     new_id,
 )
+from sglang_qspec.tools.serve_batches.shared_server import SharedServer
 from sglang_qspec.tools.serve_batches.state import State
 from sglang_qspec.tools.serve_batches.store import Kind, ids_of
 from sglang_qspec.tools.serve_batches.tenants import Tenant, Tenants
@@ -53,7 +55,7 @@ class Service:
         self,
         state: State,
         files: Files,
-        servers: Callable[[], Sequence[LineServer]],
+        servers: Callable[[], Sequence[HttpServer]],
         tenants: Tenants,
         *,
         strict_deadlines: bool = False,
@@ -265,15 +267,19 @@ class Service:
         """Let the servers answer the lines of all batches, again after each failure of all."""
         while True:
             self.connect(NOT_CONNECTED)
-            servers = [Stoppable(server, self.feed) for server in self._servers()]
+            servers = [SharedServer(server, self.feed) for server in self._servers()]
             with Partials.open(self._files.partial, resume=True) as partials:
                 guesses = LineGuesses(partials, None)
                 runner = Runner(servers, _Sink(self), guesses, lines_ahead=LINES_AHEAD)
+                rooms = [asyncio.create_task(each.make_room(runner.limit)) for each in servers]
                 try:
                     await runner.run(self.feed.lines())
                 except QSpecError as error:
                     logger.error("no server answers: %s", error)
                     self.connect(str(error))
+                finally:
+                    for room in rooms:
+                        room.cancel()
             self.feed.take_back()
             await asyncio.sleep(RETRY_S)
 
