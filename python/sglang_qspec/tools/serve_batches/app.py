@@ -27,6 +27,7 @@ from sglang_qspec.tools.serve_batches.objects import (
     encoded,
     page,
 )
+from sglang_qspec.tools.serve_batches.page import routes as page_routes
 from sglang_qspec.tools.serve_batches.service import Service
 from sglang_qspec.tools.serve_batches.tenants import Tenant, Tenants
 
@@ -63,6 +64,7 @@ class Api:
             self._route("/v1/batches/{id}/cancel", "POST", Api.cancel),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
+            *page_routes(),
         ]
         handlers: dict[Any, Any] = {
             ApiError: _refusal,

@@ -127,7 +127,7 @@ class Feed:
         for job in self._jobs.values():
             if job.deadline <= time.time():
                 job.stop(Status.EXPIRED)
-            job.retry()
+            job.tick(seconds)
             if job.has_lines:
                 self._changed.set()
 

@@ -173,7 +173,7 @@ class Lives:
                 request_counts=counts,
                 output_file_id=new_id("file-") if counts.completed else None,
                 error_file_id=new_id("file-") if counts.failed else None,
-                qspec=replace(figures, waits_for=None),
+                qspec=replace(figures, waits_for=None, tokens_per_second=None),
             )
 
         return await self._state.change(tenant, batch.id, change)

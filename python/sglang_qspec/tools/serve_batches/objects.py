@@ -130,6 +130,9 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     """Expected time until the last answer; None before a speed was measured."""
     waits_for: str | None = None
     """Why no line is asked now, such as a full disk."""
+    tokens_per_second: float | None = None
+    """Output tokens of the batch in a second of the last minutes; None before it was measured, and
+    when the batch has ended."""
     passes: int = 0
     """Target passes of the answers since the service started."""
     passes_saved: int = 0
