@@ -98,7 +98,6 @@ def measure(server: Server, service: Service, options: argparse.Namespace) -> di
 
     def measured(number: int, load: str) -> float:
         """Add the row of one load; returns the batch's tokens/s."""
-        say(f"  round {number}: {load}")
         before, began, found = service.tokens(), time.monotonic(), list[float]()
         if load == "batch":
             time.sleep(options.seconds)
@@ -115,6 +114,7 @@ def measure(server: Server, service: Service, options: argparse.Namespace) -> di
                 "batch_tokens_per_s": round(tokens_per_s, 1),
             }
         )
+        say(f"  {rows[-1]}")
         return tokens_per_s
 
     for number in range(1, options.rounds + 1):

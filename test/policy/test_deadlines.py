@@ -62,10 +62,12 @@ def test_the_load_is_that_of_the_worst_deadline() -> None:
 
 
 def test_speed_and_lengths_follow_what_is_measured() -> None:
-    speed = Speed()
+    speed, predicted = Speed(), Speed(expected=70.0)
     for _ in range(int(FEWEST_S) - 1):
         speed.observe(50, 1.0)
+        predicted.observe(50, 1.0)
     assert speed.rate == 0.0
+    assert predicted.rate == 70.0
     for _ in range(1000):
         speed.observe(80, 1.0)
     assert speed.rate == pytest.approx(80, rel=0.01)

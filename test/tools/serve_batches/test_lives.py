@@ -12,6 +12,8 @@ import openai
 import psutil
 import pytest
 
+from sglang_qspec.policy.deadlines import LINE_TOKENS
+from sglang_qspec.tools.serve_batches.command import predicted
 from test.tools.batch.fake_server import FakeServer, text_of
 from test.tools.batch.fakes import serving
 from test.tools.serve_batches.gateway import (
@@ -187,6 +189,20 @@ def test_a_batch_that_cannot_be_done_in_time_fails_at_once_if_deadlines_are_stri
             assert late.errors.data is not None
             assert late.errors.data[0].code == "deadline_unreachable"
             assert client.batches.retrieve(first.id).status == "in_progress"
+        finally:
+            gateway.kill()
+
+
+def test_the_first_estimate_is_kept_beside_what_came(tmp_path: Path) -> None:
+    with serving(FakeServer(delay=0.01)) as url:
+        gateway = Gateway(tmp_path / "folder", "--url", url, "--tables", "H100:8B:0.6B")
+        gateway.start()
+        try:
+            client = gateway.client()
+            file = upload(client, [line(f"prompt {i}") for i in range(200)])
+            figures = (ended(client, begin(client, file).id).model_extra or {})["qspec"]
+            expected = 200 * LINE_TOKENS / predicted("H100:8B:0.6B")
+            assert figures["planned_seconds"] == pytest.approx(expected, abs=0.1)
         finally:
             gateway.kill()
 

@@ -26,8 +26,9 @@ class Feed:
     So a text that was written for one batch is never a guess for another one.
     """
 
-    def __init__(self) -> None:
-        self.speed = Speed()
+    def __init__(self, expected: float = 0.0) -> None:
+        """`expected` is that of `Speed`."""
+        self.speed = Speed(expected=expected)
         self._jobs: dict[str, Job] = {}
         self._asked: dict[int, tuple[Job, Line]] = {}
         """Job and own line of each line that the Runner has."""
@@ -64,6 +65,15 @@ class Feed:
             if job.id != but
         ]
         return sorted(found, key=lambda each: each.deadline)
+
+    def seconds(self, tokens: float, deadline: float, but: str | None = None) -> float | None:
+        """Expected time for some tokens that are due at a deadline, if batches are served by these.
+
+        None if no speed is known. The batch `but` does not count as one that comes before.
+        """
+        rate = self.speed.rate
+        before = sum(due.tokens for due in self.due(but) if due.deadline <= deadline)
+        return round((before + tokens) / rate, 1) if rate else None
 
     @property
     def usual_tokens(self) -> float:
