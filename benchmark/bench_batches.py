@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ from benchmark.queueing.load import arrival_times
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 LINES = 5000
 """Lines of a batch, which does not end while it is measured."""
+WARM_UP = 8
+"""Chats before the first load."""
 SETTLE_S = 4.0
 """Seconds of a batch before it is measured."""
 SEEDS = range(4)
@@ -52,8 +54,8 @@ SEEDS = range(4)
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "round": itemgetter("round"),
     "load": itemgetter("load"),
-    "first token, median ms": itemgetter("ttft_p50_ms"),
-    "p99 ms": itemgetter("ttft_p99_ms"),
+    "first token, median ms": methodcaller("get", "ttft_p50_ms"),
+    "p99 ms": methodcaller("get", "ttft_p99_ms"),
     "batch tokens/s": itemgetter("batch_tokens_per_s"),
 }
 
@@ -117,6 +119,7 @@ def measure(server: Server, service: Service, options: argparse.Namespace) -> di
         say(f"  {rows[-1]}")
         return tokens_per_s
 
+    first_token_times(server, [next(fresh) for _ in range(WARM_UP)], [0.0] * WARM_UP, 16)
     for number in range(1, options.rounds + 1):
         measured(number, "chats")
         batch = service.begin([next(fresh) for _ in range(LINES)], options.max_tokens)
