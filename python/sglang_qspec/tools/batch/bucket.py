@@ -17,7 +17,7 @@ COPY_BYTES = 8 << 20
 
 
 class Bucket:
-    """A folder of an object store. Objects are there whole or not at all."""
+    """A folder of an object store. A process that is killed while it copies leaves no object."""
 
     def __init__(self, option: str, uri: str) -> None:
         """`option` has the URI of the folder, such as s3://bucket/answers.
@@ -43,10 +43,11 @@ class Bucket:
         """Copy a file; returns the URI of the object. Raises BatchError."""
         uri = f"{self._uri}/{name}"
         try:
-            with path.open("rb") as source:
-                target = self._files.open_output_stream(f"{self._folder}/{name}")
+            with (
+                path.open("rb") as source,
+                self._files.open_output_stream(f"{self._folder}/{name}") as target,
+            ):
                 shutil.copyfileobj(source, target, COPY_BYTES)
-                target.close()  # without it the store has no object
         except OSError as error:
             raise BatchError(f"{uri} cannot be written: {error}") from None
         return uri
