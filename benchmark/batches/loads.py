@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark.harness.server import Server
 from sglang_qspec.tools.local_server import LocalServer
 
-CHAT = "/v1/chat/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 KEY = "any"
 """A service without keys takes each key."""
 START_S, POLL_S = 60.0, 0.1

@@ -56,7 +56,7 @@ class Feed:
         """The running job of a batch."""
         return self._jobs.get(id)
 
-    def due(self, but: str = "") -> list[Due]:
+    def due(self, but: str | None = None) -> list[Due]:
         """What is left to do, in the order of the deadlines, without the tenant's batch `but`."""
         usual = self._lengths.mean()
         found = [
@@ -72,7 +72,7 @@ class Feed:
         None if no speed is known. The batch `but` does not count as one that comes before.
         """
         rate = self.speed.rate
-        before = sum(due.tokens for due in self.due(but) if due.deadline <= deadline)
+        before = sum(each.tokens for each in self.due(but) if each.deadline <= deadline)
         return round((before + tokens) / rate, 1) if rate else None
 
     @property
