@@ -66,12 +66,15 @@ class Feed:
         ]
         return sorted(found, key=lambda each: each.deadline)
 
-    def seconds(self, tokens: float, deadline: float, but: str | None = None) -> float | None:
+    def seconds(
+        self, tokens: float, deadline: float, but: str | None = None, usual: float = 0.0
+    ) -> float | None:
         """Expected time for some tokens that are due at a deadline, if batches are served by these.
 
-        None if no speed is known. The batch `but` does not count as one that comes before.
+        None if no speed is known: that of the servers, or `usual`, because the servers' speed is
+        measured only while lines wait here. The batch `but` does not come before.
         """
-        rate = self.speed.rate
+        rate = self.speed.rate or usual
         before = sum(each.tokens for each in self.due(but) if each.deadline <= deadline)
         return round((before + tokens) / rate, 1) if rate else None
 

@@ -36,7 +36,7 @@ class Job:
         `results` has the records of an earlier service, and the job closes it.
         """
         self.id, self.tenant, self.deadline = id, tenant, deadline
-        self.lengths, self._speed = Lengths(), Speed()
+        self.lengths, self.speed = Lengths(), Speed()
         self.passes = self.passes_saved = 0
         self.over = asyncio.Event()
         """Set when all lines have a record, or when the job was stopped."""
@@ -65,7 +65,7 @@ class Job:
         """The speed of the batch, what drafts saved, and why no line is handed out."""
         return Figures(
             waits_for=self.waits_for,
-            tokens_per_second=round(self._speed.rate, 1) or None,
+            tokens_per_second=round(self.speed.rate, 1) or None,
             passes=self.passes,
             passes_saved=self.passes_saved,
         )
@@ -73,7 +73,7 @@ class Job:
     def tick(self, seconds: float) -> None:
         """Measure the speed since the last tick, and write the records that the disk has refused,
         if it takes them now."""
-        self._speed.observe(self.lengths.tokens - self._counted, seconds)
+        self.speed.observe(self.lengths.tokens - self._counted, seconds)
         self._counted = self.lengths.tokens
         if self._unwritten and time.monotonic() >= self._retry_at:
             self._write()

@@ -28,6 +28,7 @@ from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
 from sglang_qspec.tools.serve_batches.objects import (
     Batch,
+    Counts,
     Errors,
     FileObject,
     LineError,
@@ -116,7 +117,10 @@ class Lives:
                 return replace(batch, status=Status.FAILED, failed_at=now, errors=found)
             figures = replace(batch.qspec, planned_seconds=planned)
             status = Status.IN_PROGRESS
-            return replace(batch, status=status, in_progress_at=now, qspec=figures)
+            counts = Counts(total=lines.total or 0)
+            return replace(
+                batch, status=status, in_progress_at=now, qspec=figures, request_counts=counts
+            )
 
         return await self._state.change(tenant, batch.id, change)
 

@@ -261,7 +261,8 @@ class Service:
             job.figures(),
             planned_seconds=found.qspec.planned_seconds,
             estimated_seconds=self.feed.seconds(
-                job.left * job.lengths.mean(self.feed.usual_tokens), found.expires_at, job.id
+                job.left * job.lengths.mean(self.feed.usual_tokens),
+                *(found.expires_at, job.id, job.speed.rate),
             ),
             waits_for=job.waits_for or self.servers_error,
         )
