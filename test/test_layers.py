@@ -68,7 +68,7 @@ HOMES = {
     "zmq": ("link/",),
     "aiohttp": ("tools/complete/http.py", "tools/serve_batches/webhooks.py"),
     "ray": ("tools/batch/cluster/",),
-    "pyarrow": ("tools/batch/cluster/",),
+    "pyarrow": ("tools/batch/bucket.py", "tools/batch/cluster/"),
     "prometheus_client": (
         "engine/telemetry/metrics.py",
         "sidecar/metrics.py",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pytest
 
+from benchmark.batches.deadlines import HOUR, SPEED, batches, by_deadline, first_come, missed
 from sglang_qspec.policy.deadlines import (
     FEWEST_S,
     LINE_TOKENS,
@@ -22,58 +20,6 @@ from sglang_qspec.policy.deadlines import (
     load,
 )
 
-SPEED = 1000.0
-"""Output tokens per second of the simulated servers."""
-HOUR = 3600.0
-
-
-@dataclass
-class Simulated:
-    """A batch of the simulation."""
-
-    arrives: float
-    window: float
-    tokens: float
-    left: float = 0.0
-    ends: float = 0.0
-
-    @property
-    def is_late(self) -> bool:
-        return self.ends > self.arrives + self.window
-
-
-def batches(seed: int, share: float = 0.95) -> list[Simulated]:
-    """Two days of batches that need this share of the servers: many small ones, some large."""
-    chance = random.Random(seed)
-    found, work = list[Simulated](), 0.0
-    while work < share * 48 * HOUR * SPEED:
-        is_large = chance.random() < 0.1
-        hours = 24.0 if is_large else 1.0
-        tokens = SPEED * HOUR * (chance.uniform(1.0, 3.0) if is_large else chance.uniform(0, 0.15))
-        found.append(Simulated(chance.uniform(0, 48 * HOUR), hours * HOUR, tokens, tokens))
-        work += tokens
-    return sorted(found, key=lambda each: each.arrives)
-
-
-def serve(
-    found: Sequence[Simulated], pick: Callable[[Sequence[Simulated], float], int], step: float = 20
-) -> float:
-    """Serve all batches, some seconds of one batch at a time; returns the share that is late."""
-    now, coming, waiting = 0.0, list(found), list[Simulated]()
-    while coming or waiting:
-        if not waiting:
-            now = max(now, coming[0].arrives)
-        while coming and coming[0].arrives <= now:
-            waiting.append(coming.pop(0))
-        batch = waiting[pick(waiting, now)]
-        seconds = min(step, batch.left / SPEED)
-        now += seconds
-        batch.left -= seconds * SPEED
-        if batch.left <= 0.5:
-            batch.ends = now
-            waiting.remove(batch)
-    return sum(each.is_late for each in found) / len(found)
-
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("error", [1.0, 0.8, 1.25])
@@ -81,13 +27,8 @@ def test_no_deadline_is_missed_at_a_load_at_which_first_come_misses_many(
     seed: int, error: float
 ) -> None:
     """Also where the speed is measured with an `error`."""
-    assert serve(batches(seed), lambda _waiting, _now: 0) >= 0.1
-
-    def by_deadline(waiting: Sequence[Simulated], now: float) -> int:
-        due = [Due("a", each.arrives + each.window, each.left) for each in waiting]
-        return choose(due, {}, error * SPEED, now)
-
-    assert serve(batches(seed), by_deadline) == 0.0
+    assert missed(batches(seed), first_come) >= 0.1
+    assert missed(batches(seed), by_deadline(error)) == 0.0
 
 
 def test_tenants_share_the_servers_while_no_deadline_is_near() -> None:
@@ -121,10 +62,12 @@ def test_the_load_is_that_of_the_worst_deadline() -> None:
 
 
 def test_speed_and_lengths_follow_what_is_measured() -> None:
-    speed = Speed()
+    speed, predicted = Speed(), Speed(expected=70.0)
     for _ in range(int(FEWEST_S) - 1):
         speed.observe(50, 1.0)
+        predicted.observe(50, 1.0)
     assert speed.rate == 0.0
+    assert predicted.rate == 70.0
     for _ in range(1000):
         speed.observe(80, 1.0)
     assert speed.rate == pytest.approx(80, rel=0.01)

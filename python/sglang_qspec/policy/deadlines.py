@@ -74,11 +74,13 @@ class Speed:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    expected: float = 0.0
+    """Tokens per second that somebody predicts, until they are measured; 0 if nobody does."""
 
     @property
     def rate(self) -> float:
         """Tokens per second; 0 until it is known."""
-        return self.tokens / self.seconds if self.seconds >= FEWEST_S else 0.0
+        return self.tokens / self.seconds if self.seconds >= FEWEST_S else self.expected
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Record the tokens of some seconds."""

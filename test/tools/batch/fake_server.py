@@ -67,7 +67,10 @@ class FakeServer:
         self.on_info: Callable[[], object] = lambda: None
         """Called when a client asks for the server's figures, which it does before it sends lines.
         """
-        self._now = 0
+        self.others = 0
+        """Number of requests of other clients that `/v1/loads` counts too."""
+        self.now = 0
+        """Number of requests that it has."""
 
     def app(self) -> web.Application:
         """The application that serves the endpoints."""
@@ -76,6 +79,7 @@ class FakeServer:
             [
                 web.get("/server_info", self._server_info),
                 web.get("/health", self._health),
+                web.get("/v1/loads", self._loads),
                 web.post("/v1/completions", self._answer),
                 web.post("/v1/chat/completions", self._answer),
             ]
@@ -85,6 +89,11 @@ class FakeServer:
     async def _server_info(self, request: web.Request) -> web.Response:
         self.on_info()
         return web.json_response(self._info)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        slots = self._info["max_running_requests"]
+        load = {"num_running_reqs": self.now, "num_waiting_reqs": self.others}
+        return web.json_response({"loads": [{**load, "max_running_requests": slots}]})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -97,8 +106,8 @@ class FakeServer:
             self.asked[prompt] += 1
             self.order.append(prompt)
             self.guesses.setdefault(prompt, []).append(guesses)
-        self._now += 1
-        self.most = max(self.most, self._now)
+        self.now += 1
+        self.most = max(self.most, self.now)
         try:
             if self._delay:
                 await asyncio.sleep(self._delay)
@@ -108,7 +117,7 @@ class FakeServer:
                 return await self._stream(request, body, prompt)
             return web.json_response(answer(body))
         finally:
-            self._now -= 1
+            self.now -= 1
 
     async def _stream(
         self, request: web.Request, body: dict[str, Any], prompt: str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ClientError
-from sglang_qspec.tools.batch.depth import MAX_DEPTH, YIELD, depth_of, priority_of
+from sglang_qspec.tools.batch.depth import MAX_DEPTH, YIELD, Load, depth_of, load_of, priority_of
 from sglang_qspec.tools.batch.line import parse
 from sglang_qspec.tools.batch.reply import reply_of
 from sglang_qspec.tools.batch.server import ReplyKind
@@ -160,3 +160,15 @@ def test_lines_come_after_requests_without_a_priority(
     info: dict[str, Any], priority: int | None
 ) -> None:
     assert priority_of(info) == priority
+
+
+def test_the_load_is_that_of_all_schedulers() -> None:
+    rank = {"num_running_reqs": 3, "num_waiting_reqs": 4, "max_running_requests": 8}
+    assert load_of({"loads": [rank, rank]}) == Load(requests=14, slots=16)
+
+
+@pytest.mark.parametrize(
+    "loads", [7, {}, {"loads": 7}, {"loads": []}, {"loads": [{"num_running_reqs": "3"}]}]
+)
+def test_another_answer_has_no_load(loads: Any) -> None:
+    assert load_of(loads) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
@@ -64,6 +65,35 @@ def test_one_server_is_asked_in_the_order_of_the_input_at_its_depth() -> None:
     ran([server], PROMPTS)
     assert server.asked == PROMPTS
     assert server.most == 7
+
+
+def test_a_server_gets_no_more_lines_than_it_has_room_for() -> None:
+    server = ScriptedServer(depth=8, seconds=0.0005)
+    kept = Kept()
+    run = Runner([server], kept)
+    run.limit(server.name, 2)
+
+    async def grow() -> None:
+        task = asyncio.create_task(run.run(aiter(Input(PROMPTS))))
+        while len(server.asked) < 100:
+            await asyncio.sleep(0)
+        assert server.most == 2
+        run.limit(server.name, 5)
+        await asyncio.wait_for(task, 60)
+
+    asyncio.run(grow())
+    kept.assert_once(PROMPTS)
+    assert server.most == 5
+
+
+def test_a_line_that_makes_room_is_asked_again_however_often() -> None:
+    left = Counter(dict.fromkeys(PROMPTS[:9], 2 * runner.ATTEMPTS))
+
+    def reply(line: Line) -> Reply:
+        left[line.custom_id] -= 1
+        return Reply(ReplyKind.YIELDED) if left[line.custom_id] >= 0 else ANSWERED
+
+    assert sorted(ran([ScriptedServer(reply=reply)], PROMPTS[:9]).answered) == PROMPTS[:9]
 
 
 def test_lines_are_read_only_a_bounded_number_ahead() -> None:

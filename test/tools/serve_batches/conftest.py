@@ -10,6 +10,9 @@ import pytest
 from test.tools.batch.fake_server import FakeServer
 from test.tools.batch.fakes import serving
 from test.tools.serve_batches.gateway import Gateway
+from test.tools.show.conftest import downloads, page
+
+__all__ = ["downloads", "page"]
 
 
 @pytest.fixture(scope="module")

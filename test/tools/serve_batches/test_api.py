@@ -28,6 +28,22 @@ from test.tools.serve_batches.gateway import (
 )
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8080"}, 200),
+        ({"Host": "127.0.0.1:1", "Origin": "http://127.0.0.1:1"}, 200),
+        ({"Host": "rebound.example"}, 403),
+        ({"Origin": "https://other.example"}, 403),
+    ],
+)
+def test_a_page_of_another_site_gets_nothing_without_keys(
+    gateway: Gateway, headers: dict[str, str], status: int
+) -> None:
+    assert httpx.get(f"{gateway.url}/v1/batches", headers=headers).status_code == status
+
+
 def test_a_batch_is_answered(client: openai.OpenAI) -> None:
     lines = [line(f"prompt {i}", max_tokens=4) for i in range(50)]
     batch = begin(client, upload(client, lines), metadata={"night": "run"})

@@ -12,6 +12,8 @@ import openai
 import psutil
 import pytest
 
+from sglang_qspec.policy.deadlines import LINE_TOKENS
+from sglang_qspec.tools.serve_batches.command import predicted
 from test.tools.batch.fake_server import FakeServer, text_of
 from test.tools.batch.fakes import serving
 from test.tools.serve_batches.gateway import (
@@ -126,6 +128,31 @@ def test_a_batch_that_expires_keeps_its_answers_and_names_the_rest(gateway: Gate
     assert not answered.keys() & {each["custom_id"] for each in late}
 
 
+def test_lines_make_room_for_the_requests_of_others_and_come_back(tmp_path: Path) -> None:
+    fake = FakeServer(delay=0.4, slots=8)
+    with serving(fake) as url:
+        gateway = Gateway(tmp_path / "folder", "--url", url, "--in-flight", IN_FLIGHT)
+        gateway.start()
+        try:
+            client = gateway.client()
+            prompts = [f"prompt {i}" for i in range(60)]
+            batch = begin(client, upload(client, [line(prompt) for prompt in prompts]))
+            until(lambda: fake.most == IN_FLIGHT, "the server has its depth")
+            fake.others = 6
+            until(lambda: fake.now <= 1, "lines make room")
+            fake.most = 0
+            time.sleep(1.0)
+            assert fake.most <= 1
+            fake.others = 0
+            until(lambda: fake.now > 2, "lines come back")
+            done = ended(client, batch.id)
+            assert sorted(answers(client, done.output_file_id)) == sorted(prompts)
+            again = sum(fake.asked.values()) - len(prompts)
+            assert 0 < again <= 2 * IN_FLIGHT
+        finally:
+            gateway.kill()
+
+
 def test_the_batch_that_is_due_first_is_answered_first(gateway: Gateway, fake: FakeServer) -> None:
     client = gateway.client()
     late = begin(client, upload(client, [line(f"late {i}") for i in range(4000)]), "24h")
@@ -162,6 +189,20 @@ def test_a_batch_that_cannot_be_done_in_time_fails_at_once_if_deadlines_are_stri
             assert late.errors.data is not None
             assert late.errors.data[0].code == "deadline_unreachable"
             assert client.batches.retrieve(first.id).status == "in_progress"
+        finally:
+            gateway.kill()
+
+
+def test_the_first_estimate_is_kept_beside_what_came(tmp_path: Path) -> None:
+    with serving(FakeServer(delay=0.01)) as url:
+        gateway = Gateway(tmp_path / "folder", "--url", url, "--tables", "H100:8B:0.6B")
+        gateway.start()
+        try:
+            client = gateway.client()
+            file = upload(client, [line(f"prompt {i}") for i in range(200)])
+            figures = (ended(client, begin(client, file).id).model_extra or {})["qspec"]
+            expected = 200 * LINE_TOKENS / predicted("H100:8B:0.6B")
+            assert figures["planned_seconds"] == pytest.approx(expected, abs=0.1)
         finally:
             gateway.kill()
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +27,9 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+Heard = tuple[bytes, dict[str, str]]
+"""Body and headers of a message."""
+SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 KEYS = f"""
 [red]
 keys = ["{digest("red-1")}", "{digest("red-2")}"]
@@ -160,15 +163,8 @@ def test_a_tenant_with_much_work_leaves_half_of_the_servers_to_another(gateway: 
 
 
 def test_the_webhook_of_a_tenant_hears_of_its_batches(tmp_path: Path) -> None:
-    secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
     with heard() as (hook, messages), serving(FakeServer()) as url:
-        keys = tmp_path / "keys.toml"
-        keys.write_text(
-            f'[red]\nkeys = ["{digest("red-1")}"]\n'
-            f'webhook = "{hook}"\nwebhook_secret = "{secret}"\n'
-        )
-        options = ("--url", url, "--keys", keys, "--private-webhooks")
-        gateway = Gateway(tmp_path / "folder", *options)
+        gateway = hooked(tmp_path, url, hook)
         gateway.start()
         try:
             client = gateway.client("red-1")
@@ -177,23 +173,56 @@ def test_the_webhook_of_a_tenant_hears_of_its_batches(tmp_path: Path) -> None:
             until(lambda: len(messages) == 2, "both messages come")
         finally:
             gateway.kill()
-    events = [client.webhooks.unwrap(body, headers, secret=secret) for body, headers in messages]
+    events = [client.webhooks.unwrap(body, headers, secret=SECRET) for body, headers in messages]
     assert {(event.type, event.data.id) for event in events} == {  # type: ignore[union-attr]
         ("batch.completed", done.id),
         ("batch.failed", failed.id),
     }
 
 
+def test_a_message_that_was_not_taken_is_sent_after_a_kill_until_it_is(tmp_path: Path) -> None:
+    status = [503]
+    with serving(FakeServer()) as url, heard(status) as (hook, messages):
+        gateway = hooked(tmp_path, url, hook)
+        gateway.start()
+        try:
+            client = gateway.client("red-1")
+            ended(client, begin(client, upload(client, [line("one")])).id)
+            until(lambda: messages, "the message comes")
+            gateway.kill()
+            before, status[0] = len(messages), 200
+            for _ in range(2):  # the second service has nothing to send
+                gateway.start()
+                until(lambda: len(messages) > before, "the message comes again")
+                time.sleep(1.0)
+                gateway.kill()
+        finally:
+            gateway.kill()
+    assert len(messages) == before + 1
+    assert len({headers["webhook-id"] for _, headers in messages}) == 1
+
+
+def hooked(folder: Path, url: str, hook: str) -> Gateway:
+    """A service that tells the tenant's webhook of the end of batches."""
+    keys = folder / "keys.toml"
+    keys.write_text(
+        f'[red]\nkeys = ["{digest("red-1")}"]\nwebhook = "{hook}"\nwebhook_secret = "{SECRET}"\n'
+    )
+    return Gateway(folder / "folder", "--url", url, "--keys", keys, "--private-webhooks")
+
+
 @contextmanager
-def heard() -> Iterator[tuple[str, list[tuple[bytes, dict[str, str]]]]]:
-    """The URL of a server that takes messages, and the bodies and headers that it got."""
-    found = list[tuple[bytes, dict[str, str]]]()
+def heard(
+    status: Sequence[int] = (200,),
+) -> Iterator[tuple[str, list[tuple[bytes, dict[str, str]]]]]:
+    """The URL of a server that answers with a status, and the bodies and headers that it got."""
+    found = list[Heard]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.append((body, dict(self.headers)))
-            self.send_response(200)
+            self.send_response(status[0])
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

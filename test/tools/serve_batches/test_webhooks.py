@@ -7,15 +7,18 @@ import base64
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.serve_batches import webhooks
-from sglang_qspec.tools.serve_batches.objects import Batch, Status
+from sglang_qspec.tools.serve_batches.objects import Batch, Status, encoded, event_of
+from sglang_qspec.tools.serve_batches.store import Message, Store
 from sglang_qspec.tools.serve_batches.webhooks import Webhook, Webhooks
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
@@ -58,14 +61,45 @@ async def receiver(*statuses: int) -> AsyncIterator[tuple[str, list[tuple[bytes,
         await runner.cleanup()
 
 
-def sent(*statuses: int, private: bool = True, host: str = "127.0.0.1") -> list[tuple[bytes, Any]]:
+def message(tried: int = 0) -> Message:
+    event = event_of(BATCH)
+    return Message(event.id, "red", BATCH.id, encoded(event), tried)
+
+
+def sent(
+    *statuses: int, private: bool = True, host: str = "127.0.0.1", tried: int = 0
+) -> list[tuple[bytes, Any]]:
+    """What a receiver gets that answers with these statuses, and then takes everything."""
+    attempts = list[str]()
+
+    async def failed(id: str) -> None:
+        attempts.append(id)
+
     async def run() -> list[tuple[bytes, Any]]:
         async with receiver(*statuses) as (url, found):
             hook = Webhook(url.replace("127.0.0.1", host), SECRET)
-            await Webhooks(private=private).send(hook, BATCH)
+            note = message(tried)
+            await Webhooks(private=private).send(hook, note, failed)
+            assert set(attempts) <= {note.id}
             return found
 
     return asyncio.run(run())
+
+
+def test_a_message_waits_in_the_database_until_it_is_taken_or_given_up(tmp_path: Path) -> None:
+    store, event = Store(tmp_path / "state.db"), event_of(BATCH)
+    store.add("red", BATCH)
+    store.put("red", BATCH, event=event)
+    store.put("red", replace(BATCH, id="batch_2"), event=event_of(BATCH))
+    store.note_attempt(event.id)
+    store.close()
+    store = Store(tmp_path / "state.db")
+    waiting = Message(event.id, "red", BATCH.id, encoded(event), tried=1)
+    assert store.messages(BATCH.id) == [waiting]
+    assert len(store.messages()) == 2
+    store.forget(event.id)
+    assert [each.batch for each in store.messages()] == ["batch_2"]
+    store.close()
 
 
 def test_openais_client_checks_and_reads_the_message() -> None:
@@ -84,6 +118,7 @@ def test_a_message_is_sent_again_with_its_id_until_it_is_taken() -> None:
     assert len(found) == 3
     assert len({headers["webhook-id"] for _, headers in found}) == 1
     assert len(sent(500, 500, 500, 500)) == 3
+    assert len(sent(500, 500, tried=1)) == 2  # one attempt was before a kill
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

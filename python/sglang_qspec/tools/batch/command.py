@@ -18,6 +18,7 @@ from sglang_qspec import values
 from sglang_qspec.errors import BatchError, ConfigError, QSpecError
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.batch import own_server
+from sglang_qspec.tools.batch.bucket import Bucket
 from sglang_qspec.tools.batch.cluster import options as cluster_options
 from sglang_qspec.tools.batch.depth import MAX_DEPTH
 from sglang_qspec.tools.batch.http_server import HttpServer
@@ -58,7 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     add = partial(declare.value, parser)
     add("input", "JSONL file with the requests; - reads standard input", metavar="INPUT")
-    add("--output", "file for the answers", Path, "PATH", required=True)
+    output = "file for the answers, or a URI such as s3://BUCKET/NAME that gets it at the end"
+    add("--output", output, metavar="PATH", required=True)
     add(
         "--errors",
         "file for the lines that failed (default: the output's name with .errors.jsonl)",
@@ -109,6 +111,7 @@ def run(options: argparse.Namespace, say: Callable[[str], object] = print) -> in
 
 
 def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
+    bucket = _settle_output(options)
     errors = options.errors or _beside(options.output, ".errors.jsonl")
     _check(options, errors)
     stopped: int | None = None
@@ -141,6 +144,9 @@ def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
         logger.warning("interrupted; %s", WAY_ON)
     elif lines.total is not None and progress.settled < lines.total:
         raise BatchError(f"{options.input} has changed since the batch began; {WAY_ON}")
+    elif bucket is not None:
+        for path in filter(Path.exists, (options.output, errors)):
+            logger.info("%s has the records of %s", bucket.put(path, path.name), path)
     say(progress.summary())
     failed = results.failed + progress.failed
     if failed:
@@ -148,6 +154,22 @@ def _run(options: argparse.Namespace, say: Callable[[str], object]) -> int:
     if stopped is not None:
         return 128 + stopped
     return FAILED if failed else 0
+
+
+def _settle_output(options: argparse.Namespace) -> Bucket | None:
+    """Make `output` a path; returns the folder of an object store that gets the file at the end.
+
+    Raises ConfigError.
+    """
+    text = options.output
+    folder, _, name = text.rpartition("/")
+    if "://" not in text:
+        options.output = Path(text)
+        return None
+    options.output = Path(name)
+    if not name or not folder.partition("://")[2]:
+        raise ConfigError(f"--output is {text!r}, but must be a path, or SCHEME://BUCKET/NAME")
+    return Bucket("--output", folder)
 
 
 def _beside(output: Path, ending: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_qspec.errors import ClientError
 
@@ -16,6 +16,7 @@ YIELD = 1000
 `--priority-scheduling-preemption-threshold`, so SGLang also interrupts running lines for them."""
 MAX_DEPTH = 4096
 """Maximum number of lines that a server has at once, whatever it claims to run."""
+_REQUESTS = ("num_running_reqs", "num_waiting_reqs")
 
 
 def depth_of(info: Any) -> int:
@@ -31,6 +32,26 @@ def depth_of(info: Any) -> int:
     except (LookupError, TypeError, AttributeError, ValueError):
         raise ClientError("its /server_info is not that of an SGLang server") from None
     return min(depth, MAX_DEPTH)
+
+
+class Load(NamedTuple):
+    """What all schedulers of a server have to do."""
+
+    requests: int
+    """Requests that run or wait."""
+    slots: int
+    """Requests that can run at once."""
+
+
+def load_of(loads: Any) -> Load | None:
+    """The load in the decoded answer of /v1/loads; None if the answer is another one."""
+    try:
+        ranks = loads["loads"]
+        requests = sum(_count(each[name]) for each in ranks for name in _REQUESTS)
+        slots = sum(_count(each["max_running_requests"]) for each in ranks)
+    except (LookupError, TypeError, ValueError):
+        return None
+    return Load(requests, slots) if slots else None
 
 
 def priority_of(info: Any) -> int | None:

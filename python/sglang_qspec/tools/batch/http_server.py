@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sglang_qspec.errors import AnswerError, ClientError, ServerLostError
 from sglang_qspec.tools.batch.abilities import Abilities, abilities_of
-from sglang_qspec.tools.batch.depth import depth_of
+from sglang_qspec.tools.batch.depth import Load, depth_of, load_of
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.reply import reply_of
 from sglang_qspec.tools.batch.request import request_of
@@ -28,6 +28,8 @@ NOTE_S = 1.0
 """Minimum time between two notes of the text of an answer, in seconds."""
 OPEN_S = 30.0
 """Time limit of the requests that find out whether a server works, in seconds."""
+LOAD_S = 2.0
+"""Time limit of a request for the load of a server, in seconds."""
 _PASSWORD = re.compile(r"//[^/]*@")
 """User and password in a URL. The name of a server is in messages and records."""
 
@@ -156,6 +158,14 @@ class HttpServer:
                 timer.cancel()
             if answer.was_cut:
                 note(answer.guess)
+
+    async def load(self) -> Load | None:
+        """What the server has to do now; None if it does not say."""
+        try:
+            async with self._http.request("/v1/loads?include=core", within=LOAD_S) as response:
+                return load_of(peers.decode(await self._http.read(response)))
+        except (*Failure, AnswerError):
+            return None
 
     async def close(self) -> None:
         """Close the connections."""

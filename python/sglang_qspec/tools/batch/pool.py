@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from hashlib import blake2b
 
@@ -41,7 +42,13 @@ class Pool:
         self._depths: dict[str, int] = {}
         """Number of lines that a server has at once, by the names of the servers that take lines.
         """
-        self._lines = self._bytes = self._asked = 0
+        self._rooms: dict[str, int] = {}
+        """Number of lines that a server may have now, by name; by default that is its depth."""
+        self._at: dict[int, str] = {}
+        """Names of the servers that have lines, by the number of the line."""
+        self._busy = Counter[str]()
+        """Number of lines that each server has."""
+        self._lines = self._bytes = 0
         self._stalled = True
         """Whether no line can be read now: too many wait, the input blocks or has ended."""
         self._ended = False
@@ -58,6 +65,11 @@ class Pool:
         """Let the server take lines, `depth` at once."""
         self._depths[name] = depth
         self._own.setdefault(name, deque())
+
+    def limit(self, name: str, lines: int) -> None:
+        """Let the server take no further line while it has this number."""
+        self._rooms[name] = lines
+        self._wake()
 
     def leave(self, name: str) -> None:
         """The server takes no lines until it joins again."""
@@ -117,11 +129,12 @@ class Pool:
             wanted = asyncio.get_running_loop().create_future()
             self._wanted.append(wanted)
             await wanted
-        self._asked += 1
+        self._at[line.number] = name
+        self._busy[name] += 1
         return line
 
     def _pop(self, name: str) -> Line | None:
-        if name not in self._depths:
+        if name not in self._depths or self._busy[name] >= self._rooms.get(name, math.inf):
             return None
         if self._again:
             return self._again.popleft()
@@ -156,13 +169,13 @@ class Pool:
         self._wake()
 
     def _give_up(self, line: Line) -> None:
-        self._asked -= 1
+        self._busy[self._at.pop(line.number)] -= 1
         if self._suspect_asked == line.number:
             self._suspect_asked = None
             self._wake()
 
     def _check_done(self) -> None:
-        if self._ended and not (self._lines or self._asked or self._again or self._suspects):
+        if self._ended and not (self._lines or self._at or self._again or self._suspects):
             self.done.set()
             self._wake()
 

@@ -95,6 +95,10 @@ class Runner:
         if self._pool.error is not None:
             raise self._pool.error
 
+    def limit(self, name: str, lines: int) -> None:
+        """Ask a server no further line while it has this number."""
+        self._pool.limit(name, lines)
+
     async def _open_all(self) -> None:
         """Open all servers that stay. Raises ServerLostError if none of them answers."""
         self._lost.update(server.name for server in self._servers)
@@ -201,6 +205,8 @@ class Runner:
                 raise
             if reply.kind in (ReplyKind.ANSWERED, ReplyKind.REFUSED):
                 self._settle(line, reply)
+            elif reply.kind is ReplyKind.YIELDED:
+                self._pool.put_back(line)
             else:
                 self._retry(line, reply)
                 await asyncio.sleep(PAUSE_S)

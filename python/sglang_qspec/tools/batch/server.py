@@ -26,6 +26,8 @@ class ReplyKind(Enum):
     BUSY = auto()
     """The server takes no request now."""
     FAILED = auto()
+    YIELDED = auto()
+    """The line made room for the requests of others. It is asked again, as if it had not been."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> str:
     if options.sweep is not None:
         picture.check_suffix("--sweep", options.sweep)
     trace = traces.parse(options.trace, options.prompt_tokens, options.output_tokens)
-    found = _tables(options.tables, options.alpha, trace.context)
+    found = tables_of(options.tables, options.alpha, trace.context)
     slots = _slots(options.slots, found.passes.most_requests)
     slo = None if options.slo is None else Slo(*options.slo)
     if options.gpus < found.gpus.target:
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> str:
     return json.dumps(report.record()) if options.json else report.text()
 
 
-def _tables(text: str, alpha: float | None, context: int) -> Tables:
+def tables_of(text: str, alpha: float | None, context: int) -> Tables:
     """The tables of a file, or computed ones for requests of `context` tokens.
 
     Raises ConfigError.

@@ -27,8 +27,10 @@ from sglang_qspec.tools.serve_batches.objects import (
     encoded,
     page,
 )
+from sglang_qspec.tools.serve_batches.page import routes as page_routes
 from sglang_qspec.tools.serve_batches.service import Service
 from sglang_qspec.tools.serve_batches.tenants import Tenant, Tenants
+from sglang_qspec.tools.show.server import is_own
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Api:
             self._route("/v1/batches/{id}/cancel", "POST", Api.cancel),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
+            *page_routes(),
         ]
         handlers: dict[Any, Any] = {
             ApiError: _refusal,
@@ -81,7 +84,12 @@ class Api:
 
     def _route(self, path: str, method: str, handler: Handler) -> Route:
         async def handle(request: Request) -> Response:
-            tenant = self.tenants.of(request.headers.get("authorization"))
+            headers = request.headers
+            if not self.tenants.have_keys and not is_own(
+                headers.get("host", ""), headers.get("origin")
+            ):
+                raise ApiError(403, "a page of another site asks; without keys it may not")
+            tenant = self.tenants.of(headers.get("authorization"))
             return await handler(self, request, tenant)
 
         return Route(path, handle, methods=[method])

@@ -11,8 +11,11 @@ from pathlib import Path
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools import declare
+from sglang_qspec.tools.batch.bucket import Bucket
 from sglang_qspec.tools.batch.depth import MAX_DEPTH
 from sglang_qspec.tools.batch.http_server import HttpServer
+from sglang_qspec.tools.plan import trace as traces
+from sglang_qspec.tools.plan.command import tables_of
 from sglang_qspec.tools.serve_batches import tenants
 from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.state import State
@@ -22,6 +25,8 @@ DESCRIPTION = """Serve OpenAI's API of files and batches (/v1/files, /v1/batches
 servers. docs/batches.md describes it."""
 TIMEOUT_S = 24 * 3600
 """Maximum wait for an answer, in seconds; deadlines end most waits sooner."""
+PROMPT_TOKENS, OUTPUT_TOKENS, SLOTS = 512, 256, 32
+"""Requests for which the speed of a server is predicted, and how many of them run at once."""
 NEEDED = ("starlette", "uvicorn", "python_multipart")
 
 
@@ -44,6 +49,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         values.whole(1, MAX_DEPTH),
         "N",
     )
+    tables = "tables as of qspec plan; the speed that they predict counts until it was measured"
+    add("--tables", tables, metavar="FILE")
+    bucket = (
+        "URI of a bucket or a folder in it, such as s3://BUCKET, that gets copies of the output"
+    )
+    add("--output-bucket", bucket, metavar="URI")
     private = "let webhooks of the keys file go to addresses that are not public"
     declare.switch(parser, "--private-webhooks", private)
     strict = "let a batch fail at once if it cannot be done in its completion window"
@@ -69,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
     if options.keys is None and not _is_loopback(options.host):
         raise ConfigError(f"--host is {options.host}, which others can reach; it needs --keys")
     known = tenants.Tenants() if options.keys is None else tenants.read(options.keys)
+    expected = len(urls) * predicted(options.tables) if options.tables else 0.0
+    uri = options.output_bucket
+    bucket = None if uri is None else Bucket("--output-bucket", uri)
     files = Files(options.folder)
     store = Store(options.folder / "state.db")
     try:
@@ -82,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
             known,
             strict_deadlines=options.strict_deadlines,
             webhooks=Webhooks(private=options.private_webhooks),
+            expected=expected,
+            bucket=bucket,
         )
         uvicorn.run(
             Api(service, known).app(),
@@ -94,6 +110,19 @@ def run(options: argparse.Namespace) -> int:
         store.close()
         files.close()
     return 0
+
+
+def predicted(text: str) -> float:
+    """Output tokens per second of a server with a sidecar, as `qspec plan` predicts them for a
+    queue. Raises ConfigError."""
+    # Simulation needs NumPy.
+    from sglang_qspec.tools.plan.planner import Planner
+
+    trace = traces.parse("batch:1000", PROMPT_TOKENS, OUTPUT_TOKENS)
+    found = tables_of(text, None, trace.context)
+    slots = min(SLOTS, found.passes.most_requests)
+    gpus = found.gpus.target + found.gpus.sidecar
+    return Planner(found, trace).plan(gpus, "auto", slots).rate
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from sglang_qspec.policy import deadlines
 from sglang_qspec.policy.deadlines import Due, Lengths, Shares, Speed
 from sglang_qspec.tools.batch.line import Line
-from sglang_qspec.tools.batch.server import LineServer, Note, Reply, ReplyKind
-from sglang_qspec.tools.guesses.guess import Guess
+from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.serve_batches.job import Job
 from sglang_qspec.tools.serve_batches.objects import Status
 
@@ -27,8 +26,9 @@ class Feed:
     So a text that was written for one batch is never a guess for another one.
     """
 
-    def __init__(self) -> None:
-        self.speed = Speed()
+    def __init__(self, expected: float = 0.0) -> None:
+        """`expected` is that of `Speed`."""
+        self.speed = Speed(expected=expected)
         self._jobs: dict[str, Job] = {}
         self._asked: dict[int, tuple[Job, Line]] = {}
         """Job and own line of each line that the Runner has."""
@@ -56,7 +56,7 @@ class Feed:
         """The running job of a batch."""
         return self._jobs.get(id)
 
-    def due(self, but: str = "") -> list[Due]:
+    def due(self, but: str | None = None) -> list[Due]:
         """What is left to do, in the order of the deadlines, without the tenant's batch `but`."""
         usual = self._lengths.mean()
         found = [
@@ -65,6 +65,18 @@ class Feed:
             if job.id != but
         ]
         return sorted(found, key=lambda each: each.deadline)
+
+    def seconds(
+        self, tokens: float, deadline: float, but: str | None = None, usual: float = 0.0
+    ) -> float | None:
+        """Expected time for some tokens that are due at a deadline, if batches are served by these.
+
+        None if no speed is known: that of the servers, or `usual`, because the servers' speed is
+        measured only while lines wait here. The batch `but` does not come before.
+        """
+        rate = self.speed.rate or usual
+        before = sum(each.tokens for each in self.due(but) if each.deadline <= deadline)
+        return round((before + tokens) / rate, 1) if rate else None
 
     @property
     def usual_tokens(self) -> float:
@@ -128,7 +140,7 @@ class Feed:
         for job in self._jobs.values():
             if job.deadline <= time.time():
                 job.stop(Status.EXPIRED)
-            job.retry()
+            job.tick(seconds)
             if job.has_lines:
                 self._changed.set()
 
@@ -142,42 +154,3 @@ class Feed:
     def over(self, line: Line) -> asyncio.Event:
         """Set when the job of a line that the Runner has is over."""
         return self._asked[line.number][0].over
-
-
-class Stoppable:
-    """A server that drops the lines of jobs that are over, also those that it has."""
-
-    def __init__(self, server: LineServer, feed: Feed) -> None:
-        self._server, self._feed = server, feed
-
-    @property
-    def name(self) -> str:
-        """As of `LineServer`."""
-        return self._server.name
-
-    @property
-    def depth(self) -> int:
-        """As of `LineServer`."""
-        return self._server.depth
-
-    async def open(self) -> None:
-        """As of `LineServer`."""
-        await self._server.open()
-
-    async def ask(self, line: Line, guesses: Sequence[Guess], note: Note | None, /) -> Reply:
-        """The reply to a line; that of a job that is over is a refusal, which nobody reads."""
-        over = asyncio.create_task(self._feed.over(line).wait())
-        asking = asyncio.create_task(self._server.ask(line, guesses, note))
-        try:
-            await asyncio.wait((over, asking), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            return Reply(ReplyKind.REFUSED, reason="the batch is over")
-        finally:
-            over.cancel()
-            asking.cancel()
-            await asyncio.gather(over, asking, return_exceptions=True)
-
-    async def close(self) -> None:
-        """As of `LineServer`."""
-        await self._server.close()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from sglang_qspec.errors import BatchError
-from sglang_qspec.policy.deadlines import Lengths
+from sglang_qspec.policy.deadlines import Lengths, Speed
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.lines import Lines
 from sglang_qspec.tools.batch.results import Results
@@ -36,7 +36,7 @@ class Job:
         `results` has the records of an earlier service, and the job closes it.
         """
         self.id, self.tenant, self.deadline = id, tenant, deadline
-        self.lengths = Lengths()
+        self.lengths, self.speed = Lengths(), Speed()
         self.passes = self.passes_saved = 0
         self.over = asyncio.Event()
         """Set when all lines have a record, or when the job was stopped."""
@@ -48,6 +48,8 @@ class Job:
         self._reading: AsyncIterator[Line] | None = None
         self._exhausted = False
         self._asked = 0
+        self._counted = 0
+        """Output tokens that the speed includes."""
         self._unwritten: deque[tuple[Line, Reply]] = deque()
         self._retry_at = 0.0
         self._failed = results.failed
@@ -60,8 +62,21 @@ class Job:
         return Counts(total=total, completed=self._completed, failed=self._failed)
 
     def figures(self) -> Figures:
-        """What drafts saved, and why no line is handed out."""
-        return Figures(waits_for=self.waits_for, passes=self.passes, passes_saved=self.passes_saved)
+        """The speed of the batch, what drafts saved, and why no line is handed out."""
+        return Figures(
+            waits_for=self.waits_for,
+            tokens_per_second=round(self.speed.rate, 1) or None,
+            passes=self.passes,
+            passes_saved=self.passes_saved,
+        )
+
+    def tick(self, seconds: float) -> None:
+        """Measure the speed since the last tick, and write the records that the disk has refused,
+        if it takes them now."""
+        self.speed.observe(self.lengths.tokens - self._counted, seconds)
+        self._counted = self.lengths.tokens
+        if self._unwritten and time.monotonic() >= self._retry_at:
+            self._write()
 
     @property
     def left(self) -> int:
@@ -98,11 +113,6 @@ class Job:
         self._asked -= 1
         self._unwritten.append((line, reply))
         if len(self._unwritten) == 1:
-            self._write()
-
-    def retry(self) -> None:
-        """Write the records that the disk has refused, if it takes them now."""
-        if self._unwritten and time.monotonic() >= self._retry_at:
             self._write()
 
     def _write(self) -> None:

@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from urllib.parse import quote
 
 from msgspec.structs import replace
 
 from sglang_qspec.errors import BatchError
 from sglang_qspec.policy import deadlines
 from sglang_qspec.policy.deadlines import Due
+from sglang_qspec.tools.batch.bucket import Bucket
 from sglang_qspec.tools.batch.lines import Lines
 from sglang_qspec.tools.batch.results import Results
 from sglang_qspec.tools.batch.source import FileSource
@@ -26,6 +28,7 @@ from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
 from sglang_qspec.tools.serve_batches.objects import (
     Batch,
+    Counts,
     Errors,
     FileObject,
     LineError,
@@ -51,16 +54,18 @@ class Lives:
         files: Files,
         feed: Feed,
         tenants: Tenants,
-        tell: Callable[[str, Batch], None],
+        tell: Callable[[Batch], Awaitable[None]],
         *,
         strict_deadlines: bool = False,
+        bucket: Bucket | None = None,
     ) -> None:
-        """`tell` is called with tenant and batch when a batch has reached its final state.
+        """`tell` is called with a batch that has reached its final state.
 
-        With `strict_deadlines` a batch fails that cannot be done in time.
+        With `strict_deadlines` a batch fails that cannot be done in time. `bucket` gets copies of
+        the records of ended batches.
         """
         self._state, self._files, self._feed, self._tenants = state, files, feed, tenants
-        self._strict = strict_deadlines
+        self._strict, self._bucket = strict_deadlines, bucket
         self._tell = tell
 
     async def serve(self, tenant: str, batch: Batch) -> None:
@@ -74,7 +79,7 @@ class Lives:
             else:
                 break
         logger.info("%s is %s", batch.id, batch.status.value)
-        self._tell(tenant, batch)
+        await self._tell(batch)
 
     async def _live(self, tenant: str, id: str) -> Batch:
         """Serve a batch from the state that the database has; returns it in its final state.
@@ -101,6 +106,8 @@ class Lives:
         else:
             errors = self._errors(tenant, batch, lines)
         now = int(time.time())
+        tokens = (lines.total or 0) * self._feed.usual_tokens
+        planned = self._feed.seconds(tokens, batch.expires_at)
 
         def change(batch: Batch) -> Batch:
             if batch.status is not Status.VALIDATING:
@@ -108,7 +115,12 @@ class Lives:
             if errors:
                 found = Errors(data=errors)
                 return replace(batch, status=Status.FAILED, failed_at=now, errors=found)
-            return replace(batch, status=Status.IN_PROGRESS, in_progress_at=now)
+            figures = replace(batch.qspec, planned_seconds=planned)
+            status = Status.IN_PROGRESS
+            counts = Counts(total=lines.total or 0)
+            return replace(
+                batch, status=status, in_progress_at=now, qspec=figures, request_counts=counts
+            )
 
         return await self._state.change(tenant, batch.id, change)
 
@@ -173,7 +185,12 @@ class Lives:
                 request_counts=counts,
                 output_file_id=new_id("file-") if counts.completed else None,
                 error_file_id=new_id("file-") if counts.failed else None,
-                qspec=replace(figures, waits_for=None),
+                qspec=replace(
+                    figures,
+                    planned_seconds=batch.qspec.planned_seconds,
+                    waits_for=None,
+                    tokens_per_second=None,
+                ),
             )
 
         return await self._state.change(tenant, batch.id, change)
@@ -189,20 +206,27 @@ class Lives:
                 path.unlink(missing_ok=True)
                 continue
             life = batch.output_expires_after
-            added.append(
-                FileObject(
-                    id=id,
-                    bytes=await asyncio.to_thread(self._files.keep, path, id),
-                    created_at=now,
-                    filename=name.format(batch.id),
-                    purpose=Purpose.OUTPUT,
-                    expires_at=None if life is None else now + life,
-                )
+            file = FileObject(
+                id=id,
+                bytes=await asyncio.to_thread(self._files.keep, path, id),
+                created_at=now,
+                filename=name.format(batch.id),
+                purpose=Purpose.OUTPUT,
+                expires_at=None if life is None else now + life,
             )
+            if self._bucket is not None:
+                kept, object = self._files.path(id), object_name(tenant, file)
+                await asyncio.to_thread(self._bucket.put, kept, object)
+            added.append(file)
         if batch.output_file_id is not None:
             path = self._files.path(batch.output_file_id)
             batch = replace(batch, usage=await asyncio.to_thread(usage.of, path))
         return await self._state.change(tenant, batch.id, lambda _: _final(batch, now), *added)
+
+
+def object_name(tenant: str, file: FileObject) -> str:
+    """The name of a file's copy in a bucket."""
+    return f"{quote(tenant, safe='')}/{file.filename}".lstrip("/")
 
 
 def _final(batch: Batch, now: int) -> Batch:

@@ -7,6 +7,7 @@ are Unix times in seconds. Fields that are not OpenAI's are in `qspec`.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Literal
@@ -126,10 +127,16 @@ class Errors(msgspec.Struct, kw_only=True, frozen=True):
 class Figures(msgspec.Struct, kw_only=True, frozen=True):
     """What is not in OpenAI's API: the time that a batch needs, and what drafts saved."""
 
+    planned_seconds: float | None = None
+    """Expected time from `in_progress_at` to `finalizing_at`, as of the former; None if no speed
+    was known."""
     estimated_seconds: float | None = None
     """Expected time until the last answer; None before a speed was measured."""
     waits_for: str | None = None
     """Why no line is asked now, such as a full disk."""
+    tokens_per_second: float | None = None
+    """Output tokens of the batch in a second of the last minutes; None before it was measured, and
+    when the batch has ended."""
     passes: int = 0
     """Target passes of the answers since the service started."""
     passes_saved: int = 0
@@ -166,6 +173,32 @@ class Batch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 Object = FileObject | Batch
+
+
+class Named(msgspec.Struct, kw_only=True, frozen=True):
+    """What an event is about."""
+
+    id: str
+
+
+class Event(msgspec.Struct, kw_only=True, frozen=True):
+    """A message of a webhook."""
+
+    id: str
+    created_at: int
+    type: str
+    data: Named
+    object: Literal["event"] = "event"
+
+
+def event_of(batch: Batch) -> Event:
+    """A new event that says that a batch has ended."""
+    return Event(
+        id=new_id("evt_"),
+        created_at=int(time.time()),
+        type=f"batch.{batch.status.value}",
+        data=Named(id=batch.id),
+    )
 
 
 def new_id(prefix: str) -> str:

@@ -13,16 +13,18 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from sglang_qspec.errors import BatchError, QSpecError
+from sglang_qspec.tools.batch.bucket import Bucket
+from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.line_guesses import LineGuesses
 from sglang_qspec.tools.batch.partial import Partials
 from sglang_qspec.tools.batch.runner import Runner
-from sglang_qspec.tools.batch.server import LineServer, Reply
-from sglang_qspec.tools.serve_batches.feed import LINES_AHEAD, Feed, Stoppable
+from sglang_qspec.tools.batch.server import Reply
+from sglang_qspec.tools.serve_batches.feed import LINES_AHEAD, Feed
 from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.forms import NewBatch
-from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
-from sglang_qspec.tools.serve_batches.lives import Lives
+from sglang_qspec.tools.serve_batches.job import RETRY_S
+from sglang_qspec.tools.serve_batches.lives import Lives, object_name
 from sglang_qspec.tools.serve_batches.metrics import Metrics
 from sglang_qspec.tools.serve_batches.objects import (
     ApiError,
@@ -32,8 +34,9 @@ from sglang_qspec.tools.serve_batches.objects import (
     Status,
     new_id,
 )
+from sglang_qspec.tools.serve_batches.shared_server import SharedServer
 from sglang_qspec.tools.serve_batches.state import State
-from sglang_qspec.tools.serve_batches.store import Kind, ids_of
+from sglang_qspec.tools.serve_batches.store import Kind, Message, ids_of
 from sglang_qspec.tools.serve_batches.tenants import Tenant, Tenants
 from sglang_qspec.tools.serve_batches.webhooks import Webhooks
 
@@ -53,25 +56,27 @@ class Service:
         self,
         state: State,
         files: Files,
-        servers: Callable[[], Sequence[LineServer]],
+        servers: Callable[[], Sequence[HttpServer]],
         tenants: Tenants,
         *,
         strict_deadlines: bool = False,
         webhooks: Webhooks,
+        expected: float = 0.0,
+        bucket: Bucket | None = None,
     ) -> None:
         """`servers` makes the servers that answer lines, anew after each failure of all of them.
 
-        `strict_deadlines` is that of `Lives`.
+        `strict_deadlines` and `bucket` are those of `Lives`, and `expected` that of `Speed`.
         """
-        self.feed = Feed()
+        self.feed = Feed(expected)
         self.metrics = Metrics(self.feed)
         self.servers_error: str | None = NOT_CONNECTED
         """Why no server answers; None while one does."""
         self._state, self._files, self._servers = state, files, servers
         self._tenants, self._webhooks = tenants, webhooks
-        self._lives = Lives(
-            state, files, self.feed, tenants, self._tell, strict_deadlines=strict_deadlines
-        )
+        self._bucket = bucket
+        given: Any = {"strict_deadlines": strict_deadlines, "bucket": bucket}
+        self._lives = Lives(state, files, self.feed, tenants, self._tell, **given)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -82,6 +87,8 @@ class Service:
         await asyncio.to_thread(
             self._files.sweep, kept | ids_of(batches), {batch.id for batch in batches}
         )
+        for message in await self._state.messages():
+            self._spawn(self._deliver(message))
         for tenant, batch in running:
             self._spawn(self._lives.serve(tenant, batch))
         for work in (self._ask_servers, self._tick, self._expire_files):
@@ -104,12 +111,21 @@ class Service:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of the service failed", exc_info=error)
 
-    def _tell(self, tenant: str, batch: Batch) -> None:
-        """Count a batch that has ended, and send its tenant's webhook the message."""
+    async def _tell(self, batch: Batch) -> None:
+        """Count a batch that has ended, and begin to send the message about it."""
         self.metrics.end(batch)
-        webhook = self._tenants.named(tenant).webhook
+        for message in await self._state.messages(batch.id):
+            self._spawn(self._deliver(message))
+
+    async def _deliver(self, message: Message) -> None:
+        """Send a message to the webhook of its tenant, if it has one.
+
+        The message stays in the database until it is taken or given up.
+        """
+        webhook = self._tenants.named(message.tenant).webhook
         if webhook is not None:
-            self._spawn(self._webhooks.send(webhook, batch))
+            await self._webhooks.send(webhook, message, self._state.note_attempt)
+        await self._state.forget(message.id)
 
     # Files
 
@@ -175,11 +191,14 @@ class Service:
         running = await self._state.running()
         if file.id in ids_of([batch for _, batch in running]):
             raise ApiError(409, f"a batch still reads {id}; cancel it first", code="file_in_use")
-        await self._remove_file(id)
+        await self._remove_file(tenant.name, file)
 
-    async def _remove_file(self, id: str) -> None:
-        await self._state.remove(id)
-        await asyncio.to_thread(self._files.remove, id)
+    async def _remove_file(self, tenant: str, file: FileObject) -> None:
+        """Remove a file and its copy. Raises BatchError."""
+        if self._bucket is not None and file.purpose is Purpose.OUTPUT:
+            await asyncio.to_thread(self._bucket.remove, object_name(tenant, file))
+        await self._state.remove(file.id)
+        await asyncio.to_thread(self._files.remove, file.id)
 
     async def content(self, tenant: Tenant, id: str) -> Path:
         """The path of a file's content. Raises ApiError."""
@@ -240,19 +259,14 @@ class Service:
             return found
         figures = replace(
             job.figures(),
-            estimated_seconds=self._estimate(found, job),
+            planned_seconds=found.qspec.planned_seconds,
+            estimated_seconds=self.feed.seconds(
+                job.left * job.lengths.mean(self.feed.usual_tokens),
+                *(found.expires_at, job.id, job.speed.rate),
+            ),
             waits_for=job.waits_for or self.servers_error,
         )
         return replace(found, request_counts=job.counts, qspec=figures)
-
-    def _estimate(self, batch: Batch, job: Job) -> float | None:
-        """Seconds from now until the last answer of a batch, if batches are served by deadlines."""
-        rate = self.feed.speed.rate
-        if not rate:
-            return None
-        before = (due.tokens for due in self.feed.due(job.id) if due.deadline <= batch.expires_at)
-        own = job.left * job.lengths.mean(self.feed.usual_tokens)
-        return round((sum(before) + own) / rate, 1)
 
     # What goes on all the time
 
@@ -265,15 +279,19 @@ class Service:
         """Let the servers answer the lines of all batches, again after each failure of all."""
         while True:
             self.connect(NOT_CONNECTED)
-            servers = [Stoppable(server, self.feed) for server in self._servers()]
+            servers = [SharedServer(server, self.feed) for server in self._servers()]
             with Partials.open(self._files.partial, resume=True) as partials:
                 guesses = LineGuesses(partials, None)
                 runner = Runner(servers, _Sink(self), guesses, lines_ahead=LINES_AHEAD)
+                rooms = [asyncio.create_task(each.make_room(runner.limit)) for each in servers]
                 try:
                     await runner.run(self.feed.lines())
                 except QSpecError as error:
                     logger.error("no server answers: %s", error)
                     self.connect(str(error))
+                finally:
+                    for room in rooms:
+                        room.cancel()
             self.feed.take_back()
             await asyncio.sleep(RETRY_S)
 
@@ -289,10 +307,10 @@ class Service:
                 files = await self._state.files()
                 running = await self._state.running()
                 kept = ids_of([batch for _, batch in running])
-                for _, file in files:
+                for tenant, file in files:
                     late = file.expires_at is not None and file.expires_at <= time.time()
                     if late and file.id not in kept:
-                        await self._remove_file(file.id)
+                        await self._remove_file(tenant, file)
             await asyncio.sleep(EXPIRY_S)
 
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sglang_qspec.errors import BatchError
-from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object
-from sglang_qspec.tools.serve_batches.store import Kind, Store, Totals
+from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object, event_of
+from sglang_qspec.tools.serve_batches.store import Kind, Message, Store, Totals
 
 Result = TypeVar("Result")
 
@@ -53,12 +53,25 @@ class State:
         """As `Store.totals`."""
         return await self._call(lambda: self._store.totals(kind, tenant))
 
+    async def messages(self, batch: str | None = None) -> list[Message]:
+        """As `Store.messages`."""
+        return await self._call(lambda: self._store.messages(batch))
+
+    async def note_attempt(self, message: str) -> None:
+        """As `Store.note_attempt`."""
+        await self._call(lambda: self._store.note_attempt(message))
+
+    async def forget(self, message: str) -> None:
+        """As `Store.forget`."""
+        await self._call(lambda: self._store.forget(message))
+
     async def change(
         self, tenant: str, id: str, change: Callable[[Batch], Batch], *added: FileObject
     ) -> Batch:
         """Replace a batch by what `change` returns for it, and add files, all or nothing.
 
-        Nothing else changes the batch meanwhile. `change` may raise, and then nothing changes.
+        If the batch ends, there is a message about it. Nothing else changes the batch meanwhile.
+        `change` may raise, and then nothing changes.
         """
 
         def work() -> Batch:
@@ -66,7 +79,9 @@ class State:
             assert before is not None  # batches are never removed
             after = change(before)
             if after is not before or added:
-                self._store.put(tenant, after, *added)
+                ended = after.status.is_final and not before.status.is_final
+                event = event_of(after) if ended else None
+                self._store.put(tenant, after, *added, event=event)
             return after
 
         return await self._call(work)

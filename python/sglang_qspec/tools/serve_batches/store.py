@@ -14,7 +14,14 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object, Status
+from sglang_qspec.tools.serve_batches.objects import (
+    Batch,
+    Event,
+    FileObject,
+    Object,
+    Status,
+    encoded,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -25,6 +32,13 @@ CREATE TABLE IF NOT EXISTS objects (
     label TEXT NOT NULL,
     size INTEGER NOT NULL,
     body BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS messages (
+    id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    batch TEXT NOT NULL,
+    body BLOB NOT NULL,
+    tried INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS listed ON objects (kind, tenant, number);
 """
@@ -37,6 +51,17 @@ KINDS: dict[type[Object], str] = {FileObject: "file", Batch: "batch"}
 FINAL = [status.value for status in Status if status.is_final]
 
 Kind = TypeVar("Kind", FileObject, Batch)
+
+
+class Message(NamedTuple):
+    """A message about a batch that has ended, which no webhook has taken yet."""
+
+    id: str
+    tenant: str
+    batch: str
+    body: bytes
+    tried: int
+    """Number of attempts."""
 
 
 class Totals(NamedTuple):
@@ -65,10 +90,28 @@ class Store:
         except sqlite3.Error as error:
             raise ConfigError(f"{path} cannot be used as a database: {error}") from None
 
+    def messages(self, batch: str | None = None) -> list[Message]:
+        """The messages that wait, of all batches or of one."""
+        rows = self._database.execute(
+            "SELECT id, tenant, batch, body, tried FROM messages WHERE batch = ?1 OR ?1 IS NULL",
+            (batch,),
+        )
+        return [Message(*row) for row in rows]
+
+    def note_attempt(self, message: str) -> None:
+        """A message was not taken."""
+        with self._database:
+            self._database.execute("UPDATE messages SET tried = tried + 1 WHERE id = ?", (message,))
+
+    def forget(self, message: str) -> None:
+        """A message was taken, or is given up."""
+        with self._database:
+            self._database.execute("DELETE FROM messages WHERE id = ?", (message,))
+
     def add(self, tenant: str, *objects: Object) -> None:
         """Add objects, all or none."""
         rows = [
-            (each.id, KINDS[type(each)], tenant, _label(each), _size(each), _json(each))
+            (each.id, KINDS[type(each)], tenant, _label(each), _size(each), encoded(each))
             for each in objects
         ]
         names = "id, kind, tenant, label, size, body"
@@ -77,17 +120,27 @@ class Store:
                 f"INSERT INTO objects ({names}) VALUES (?, ?, ?, ?, ?, ?)", rows
             )
 
-    def put(self, tenant: str, changed: Object, *added: FileObject) -> None:
-        """Replace an object, and add files, all or nothing; files that are there stay."""
+    def put(
+        self, tenant: str, changed: Batch, *added: FileObject, event: Event | None = None
+    ) -> None:
+        """Replace a batch, and add files and a message, all or nothing.
+
+        Files that are there stay.
+        """
         with self._database:
+            if event is not None:
+                self._database.execute(
+                    "INSERT INTO messages (id, tenant, batch, body) VALUES (?, ?, ?, ?)",
+                    (event.id, tenant, changed.id, encoded(event)),
+                )
             self._database.execute(
                 "UPDATE objects SET label = ?, body = ? WHERE id = ?",
-                (_label(changed), _json(changed), changed.id),
+                (_label(changed), encoded(changed), changed.id),
             )
             self._database.executemany(
                 "INSERT OR IGNORE INTO objects (id, kind, tenant, label, size, body) "
                 "VALUES (?, 'file', ?, ?, ?, ?)",
-                [(each.id, tenant, _label(each), each.bytes, _json(each)) for each in added],
+                [(each.id, tenant, _label(each), each.bytes, encoded(each)) for each in added],
             )
 
     def get(self, kind: type[Kind], id: str, tenant: str) -> Kind | None:
@@ -170,10 +223,6 @@ def _label(value: Object) -> str:
 
 def _size(value: Object) -> int:
     return value.bytes if isinstance(value, FileObject) else 0
-
-
-def _json(value: Object) -> bytes:
-    return msgspec.json.encode(value)
 
 
 def ids_of(batches: Sequence[Batch]) -> set[str]:

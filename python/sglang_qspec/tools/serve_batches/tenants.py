@@ -49,6 +49,11 @@ class Tenants:
         """`by_digest` has the SHA-256 digests of keys; None lets everyone in without a key."""
         self._by_digest = by_digest
 
+    @property
+    def have_keys(self) -> bool:
+        """Whether requests need a key."""
+        return self._by_digest is not None
+
     def named(self, name: str) -> Tenant:
         """The tenant with this name; one that is no longer in the file has the usual limits."""
         known = {tenant.name: tenant for tenant in (self._by_digest or {}).values()}

@@ -13,19 +13,18 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from sglang_qspec.errors import ConfigError, shown
-from sglang_qspec.tools.serve_batches.objects import Batch
+from sglang_qspec.tools.serve_batches.store import Message
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +75,22 @@ class Webhooks:
         """Only `private` allows addresses that are not public."""
         self._private = private
 
-    async def send(self, webhook: Webhook, batch: Batch) -> None:
-        """Tell that a batch has ended; a server that does not take it costs a line of the log."""
-        id = "evt_" + secrets.token_hex(12)
-        event = {
-            "id": id,
-            "object": "event",
-            "created_at": int(time.time()),
-            "type": f"batch.{batch.status.value}",
-            "data": {"id": batch.id},
-        }
-        body = msgspec.json.encode(event)
-        for pause in (*PAUSES_S, None):
-            reason = await self._attempt(webhook, id, body)
+    async def send(
+        self, webhook: Webhook, message: Message, failed: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """Send a message until it is taken, or until its attempts end with a line of the log.
+
+        `failed` gets its id after each attempt that failed.
+        """
+        for pause in (*PAUSES_S[message.tried :], None):
+            reason = await self._attempt(webhook, message.id, message.body)
             if reason is None:
                 return
             if pause is None:
-                logger.warning("the webhook %s did not take %s: %s", webhook.url, batch.id, reason)
+                what = f"{webhook.url} did not take the end of {message.batch}"
+                logger.warning("the webhook %s: %s", what, reason)
                 return
+            await failed(message.id)
             await asyncio.sleep(pause)
 
     async def _attempt(self, webhook: Webhook, id: str, body: bytes) -> str | None:

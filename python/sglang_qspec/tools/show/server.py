@@ -96,20 +96,23 @@ class ShowServer(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
     def allows(self, headers: Message) -> bool:
-        """Whether a request comes from this page.
+        """Whether a request comes from this page."""
+        return is_own(headers.get("Host", ""), headers.get("Origin"), self.host)
 
-        A page of another site can make its own name resolve to this address (DNS rebinding). So
-        the host must be an address, `localhost`, or the name that the user gave. Its port may be
-        that of a forwarded connection. A request of another site's page has another origin.
-        """
-        host = headers.get("Host", "")
-        origin = headers.get("Origin")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        known = name in ("localhost", self.host.lower()) or _is_address(name)
-        return known and origin in (None, f"http://{host}")
+
+def is_own(host: str, origin: str | None, own: str = "localhost") -> bool:
+    """Whether a request with these headers comes from the page of a server, or from no page.
+
+    A page of another site can make its own name resolve to this address (DNS rebinding). So the
+    host must be an address, `localhost`, or the name `own` that the user gave. Its port may be that
+    of a forwarded connection. A request of another site's page has another origin.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    known = name in ("localhost", own.lower()) or _is_address(name)
+    return known and origin in (None, f"http://{host}")
 
 
 def _file(name: str) -> tuple[bytes, str]:
