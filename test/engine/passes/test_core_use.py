@@ -231,8 +231,8 @@ def test_cores_go_to_the_sidecar_first_unless_its_steps_are_clearly_too_slow(
 def test_the_target_keeps_the_cores_where_the_sidecar_would_mostly_read_prompts(
     divided: CoreUse, prompt: int, answer: int, first: DraftUse
 ) -> None:
-    steps_take(divided, 0.02)
-    divided._speculator.sidecar.read_seconds = 0.01
+    sidecar: Any = divided._speculator.sidecar
+    sidecar.step_times, sidecar.read_seconds = [(1.0, 0.02)], 0.01
     divided._speculator.totals.lengths.arrive(prompt, answer)
     divided._speculator.totals.lengths.end(answer)
     divided._times.enter_cores(1)
