@@ -1,4 +1,4 @@
-"""Checks and measures QSPEC on a GPU, in at most 20 minutes: `scripts/gpu-check`.
+"""Checks and measures QSPEC on a GPU: `scripts/gpu-check`.
 
     scripts/gpu-check                      # all parts, on the GPU
     scripts/gpu-check kernels parity       # these parts
@@ -6,6 +6,7 @@
     scripts/gpu-check --emulate kernels    # on a CPU: this part
     scripts/gpu-check --bundle FOLDER      # collect the files for a machine without a network
 
+The parts take at most 20 minutes, without the time in which the first servers compile kernels.
 Writes results.json, table.md and a log of each part to --output. The last line is JSON: `failed`
 (names of parts, or of their checks), `eager_passes` (passes of the target outside CUDA graphs),
 `identical` (greedy answers with and without QSPEC), and `skipped`. The exit status is 0 only if

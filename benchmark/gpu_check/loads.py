@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,18 @@ from benchmark.prompts import PROMPTS
 CONFIGS = ("none", "qspec-8")
 LEVELS = ("1", "8")
 SLOTS = "4"
+DTYPES = ("float32", "bfloat16")
 EXACT = "float32"
 """Dtype in which greedy answers are equal. The last bits of bfloat16 logits depend on the number of
 rows in a pass. On GPUs SGLang's attention kernels for float32 are Triton's."""
+
+
+def compilation(options: Options, steps: Steps) -> None:
+    """The demo with short answers in each dtype of the other parts, which then compile nothing."""
+    for dtype in DTYPES:
+        began = time.monotonic()
+        run("demo", ["--slots", SLOTS, "--max-new-tokens", "2", "--dtype", dtype], options)
+        steps.found.figures[f"{dtype}_seconds"] = round(time.monotonic() - began, 1)
 
 
 def parity(options: Options, steps: Steps) -> None:

@@ -15,6 +15,8 @@ class Part(NamedTuple):
     text: str
     not_emulated: str = ""
     """Why `--emulate` runs the part only if it is named; empty if it always runs."""
+    counts: bool = True
+    """Whether the total limit includes the time of the part."""
 
 
 _HERE = "benchmark.gpu_check"
@@ -22,6 +24,14 @@ _SERVED = "starts servers; the test suite runs this on a CPU ({})"
 
 PARTS = (
     Part("environment", f"{_HERE}.environment", 60, "GPU, driver, torch, CUDA toolkit, sgl_kernel"),
+    Part(
+        "compilation",
+        f"{_HERE}.loads",
+        900,
+        "first servers of each dtype, for which SGLang and FlashInfer compile their kernels",
+        "a CPU compiles nothing",
+        counts=False,
+    ),
     Part("kernels", f"{_HERE}.pytests", 300, "tests of kernels and tensor code, on the device"),
     Part(
         "mocked",
@@ -39,7 +49,7 @@ PARTS = (
     Part(
         "parity",
         f"{_HERE}.loads",
-        420,  # the first servers compile SGLang's kernels
+        300,
         "greedy answers with and without QSPEC, in float32",
     ),
     Part(
