@@ -21,9 +21,10 @@ from sglang.srt.entrypoints.openai.protocol import (
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from benchmark.harness.server import ServerError
 from sglang_qspec.tools.models import DemoModels
 from test.engine.features.asking import TEXT, guessing
-from test.engine.server.running import QSPEC, generate, state, until
+from test.engine.server.running import QSPEC, ask, generate, state, until
 from test.preloaded.server import Server
 from test.random_llama import write_random_llama
 
@@ -173,6 +174,22 @@ def ask_odd(server: Server, count: int, seed: int) -> dict[int, int]:
     after = control(server)
     assert (after["output_ids"], after["text"]) == (before["output_ids"], before["text"])
     return codes
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"return_sampling_mask": True}, "return_sampling_mask is not supported with speculative"),
+        ({"sampling_params": {"beam_width": 2}}, "Beam search is not supported with speculative"),
+    ],
+    ids=["mask", "beams"],
+)
+def test_what_sglang_has_without_speculation_alone_is_a_400(
+    server: Server, body: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ServerError, match=f"HTTP 400.*{words}"):
+        ask(server, {"text": TEXT, **body}, max_new_tokens=3)
+    assert generate(server, TEXT, max_new_tokens=3)["meta_info"]["completion_tokens"] == 3
 
 
 def test_the_server_survives_odd_fields(server: Server) -> None:
