@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
+
+if TYPE_CHECKING:
+    from sglang_qspec.engine.telemetry.metrics import DraftMetrics
 
 POLL_S = 0.0002
 """Seconds between two polls in `wait_for_steps`."""
@@ -48,6 +51,8 @@ class Speculator:
         self.settings = settings
         self.runtime_settings = runtime_settings or RuntimeSettings.of(settings, MAX_DRAFT_TOKENS)
         self.totals = Totals()
+        self.series: DraftMetrics | None = None
+        """What /metrics has of this; None without `--enable-metrics`."""
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()
         self.sources = Sources(clock)

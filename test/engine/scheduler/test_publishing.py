@@ -15,8 +15,7 @@ from test.engine.simulation import Clock
 def test_speculation_is_on_off_or_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, registry = Clock(), CollectorRegistry()
     active = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)))
-    series = DraftMetrics({"model_name": "m"}, registry, clock)
-    monkeypatch.setattr(publishing, "_published", (series, active))
+    active.series = DraftMetrics({"model_name": "m"}, registry, clock)
     monkeypatch.setattr(speculation, "_latest", active)
     monkeypatch.setattr(speculation, "_failed", False)
 

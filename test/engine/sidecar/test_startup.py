@@ -8,13 +8,18 @@ from unittest import mock
 import pytest
 
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine import speculation
 from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.placement.environment import Placement
+from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.sidecar import startup
-from sglang_qspec.link import SidecarLink, keys
+from sglang_qspec.engine.sidecar.pool import Opened
+from sglang_qspec.engine.speculator import Speculator
+from sglang_qspec.link import keys
 from sglang_qspec.messages import PROTOCOL, Hello
 from sglang_qspec.sidecar.child_process import SidecarProcess
 from sglang_qspec.sidecar.options import parser
+from sglang_qspec.trie import TrieLimits, TrieStore
 
 
 @pytest.fixture
@@ -35,14 +40,24 @@ def started(monkeypatch: pytest.MonkeyPatch, spec: SimpleNamespace) -> list[list
     monkeypatch.setattr(startup, "get_spec", lambda: spec)
     monkeypatch.setattr(startup, "get_model", lambda: SimpleNamespace(trust_remote_code=False))
     monkeypatch.setattr("atexit.register", mock.Mock())
-    monkeypatch.setattr(startup, "_waiting", None)
     monkeypatch.delenv("SGLANG_QSPEC_PLACEMENT", raising=False)
     return commands
 
 
-def start(gpu_id: int = 0, **settings: Any) -> SidecarLink:
-    link, _ = startup._start_own(QSpecConfig(**settings), "/m", Hello(PROTOCOL, 1, "f"), gpu_id)
-    return link
+def start(gpu_id: int = 0, **settings: Any) -> Opened:
+    """Start a sidecar, and close the link to it."""
+    hello = Hello(PROTOCOL, 1, "f")
+    opened = startup._start_own(QSpecConfig(**settings), "/m", hello, gpu_id)
+    for link in opened.links:
+        link.close()
+    return opened
+
+
+def use(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process speculate with these sidecars."""
+    speculator = Speculator(QSpecConfig(), 10, TrieStore(TrieLimits(vocab_size=10)), opened)
+    monkeypatch.setattr(speculation, "_latest", speculator)
+    monkeypatch.setattr(speculation, "_failed", False)
 
 
 def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
@@ -50,20 +65,20 @@ def test_a_sidecar_on_the_targets_gpu_starts_after_the_target_has_sized_its_kv(
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")  # restored at the end
     environment.write(Placement("cuda:0", True, 0.2))
-    start().close()
+    use(start(), monkeypatch)
     assert not started
-    startup.start_waiting(None)
+    lifecycle.started(None, None)
     assert {"--device=cuda:0", "--mem-fraction=0.2"} <= set(started[0])
-    startup.start_waiting(None)
+    lifecycle.started(None, None)
     assert len(started) == 1
 
 
 def test_sglangs_flag_for_the_draft_models_attention_backend_reaches_the_sidecar(
     started: list[list[str]], spec: SimpleNamespace
 ) -> None:
-    start(draft_device="cpu").close()
+    start(draft_device="cpu")
     spec.speculative_draft_attention_backend = "triton"
-    start(draft_device="cpu").close()
+    start(draft_device="cpu")
     without, given = started
     assert not any(argument.startswith("--attention-backend") for argument in without)
     assert "--attention-backend=triton" in given
@@ -76,7 +91,7 @@ def test_a_sidecar_on_a_device_of_its_own_starts_at_once(
 ) -> None:
     monkeypatch.setenv("SGLANG_QSPEC_PLACEMENT", "")
     environment.write(Placement("cuda:1"))
-    start().close()
+    start()
     assert {"--device=cuda:1", "--mem-fraction=0.0"} <= set(started[0])
 
 
@@ -86,7 +101,7 @@ def test_a_key_file_is_for_tcp_endpoints_alone(
     """The other end of an ipc socket is started without the file, and both ends must agree."""
     created = keys.create(tmp_path / "key")
     key_file = str(tmp_path / "key")
-    start(key_file=key_file).close()
+    start(key_file=key_file)
     assert not any(argument.startswith("--key-file") for argument in started[0])
     given: dict[str, keys.Keys | None] = {}
 
@@ -104,11 +119,11 @@ def test_a_key_file_is_for_tcp_endpoints_alone(
 def test_without_a_placement_the_sidecar_is_on_the_targets_device(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start().close()
+    start()
     assert {"--device=cpu", "--mem-fraction=0.15"} <= set(started[0])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    start(3).close()
-    startup.start_waiting(None)
+    use(start(3), monkeypatch)
+    lifecycle.started(None, None)
     assert "--device=cuda:3" in started[1]
-    start(3, draft_device="cuda:1", mem_fraction=0.4).close()
+    start(3, draft_device="cuda:1", mem_fraction=0.4)
     assert {"--device=cuda:1", "--mem-fraction=0.4"} <= set(started[2])

@@ -22,6 +22,13 @@ from sglang_qspec.engine.requests.scopes import scope_of
 from sglang_qspec.engine.scheduler import stop_strings
 
 
+def started(result: None, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler.init_model_worker`: start the sidecar that waited for the target's KV."""
+    active = speculation.active()
+    if active is not None:
+        active.sidecar.start_waiting()
+
+
 def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
     """After `Scheduler._add_request_to_queue`, which may also have aborted the request."""
     active = speculation.active()

@@ -38,10 +38,12 @@ class Opened(NamedTuple):
 
     links: Sequence[Link] = ()
     process: SidecarProcess | None = None
-    """The sidecar that this server started; None if others run its sidecars."""
+    """The sidecar of this server; None if others run its sidecars."""
     connect: Callable[[str], Link] | None = None
     """Begins to connect to a further endpoint; None for a server without endpoints. Raises
     LinkError if the endpoint is not allowed."""
+    waits: bool = False
+    """Whether `process` has not started yet. It shares the target's GPU."""
 
 
 class SidecarPool:
@@ -65,6 +67,7 @@ class SidecarPool:
         self._live = live
         self._sources = sources
         self._process = opened.process
+        self._waits = opened.waits
         self._connect = opened.connect
         self._clients: list[SidecarClient] = []
         self._router = Router(self._clients, clock)
@@ -109,6 +112,12 @@ class SidecarPool:
     def session_count(self) -> int:
         """Number of sessions with all sidecars so far; it changes if any sidecar is new."""
         return self._past["sessions"] + sum(client.session_count for client in self._clients)
+
+    def start_waiting(self) -> None:
+        """Start the server's own sidecar, if it waited until the target had sized its KV."""
+        waits, self._waits = self._waits, False
+        if waits and self._process is not None:
+            self._process.start()
 
     def keep_alive(self) -> None:
         """Restart the server's own sidecar if it has ended; warn if no sidecar connects."""

@@ -7,7 +7,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get_spec
@@ -48,8 +47,7 @@ def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
     draft_model = get_spec().speculative_draft_model_path
     if draft_model is None:
         return Opened()
-    link, process = _start_own(settings, draft_model, _hello(), gpu_id)
-    return Opened((link,), process)
+    return _start_own(settings, draft_model, _hello(), gpu_id)
 
 
 def _connect(endpoint: str, hello: Hello, key_file: str) -> SidecarLink:
@@ -90,19 +88,16 @@ def _join(endpoints: Sequence[str], connect: Callable[[str], SidecarLink]) -> Se
     return links
 
 
-def _start_own(
-    settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int
-) -> tuple[SidecarLink, SidecarProcess | None]:
+def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: int) -> Opened:
     """Start a sidecar as a child of this process, and connect to it.
 
     Of several schedulers the first one starts the sidecar, and the others only connect. A sidecar
-    on the target's GPU starts in `start_waiting`, once the target has sized its KV. Otherwise the
-    size of the target's KV would depend on how far the sidecar's start has come.
+    on the target's GPU starts in `SidecarPool.start_waiting`, once the target has sized its KV.
+    Otherwise the size of the target's KV would depend on how far the sidecar's start has come.
     """
-    global _waiting
     placed = environment.read() or _default_placement(settings, gpu_id)
     if placed.endpoint and get_parallel().dp_rank:
-        return SidecarLink(placed.endpoint, hello), None
+        return Opened((SidecarLink(placed.endpoint, hello),))
     sweep_abandoned()
     endpoint = placed.endpoint or _own_endpoint()
     spec = get_spec()
@@ -122,12 +117,10 @@ def _start_own(
         background=bool(placed.cores),
         shared=bool(placed.endpoint),
     )
-    if placed.shared:
-        _waiting = process
-    else:
+    if not placed.shared:
         process.start()
     atexit.register(process.stop)
-    return SidecarLink(endpoint, hello), process
+    return Opened((SidecarLink(endpoint, hello),), process, waits=placed.shared)
 
 
 def _own_endpoint() -> str:
@@ -135,18 +128,6 @@ def _own_endpoint() -> str:
     private = PrivateEndpoint()
     atexit.register(private.close)
     return private.address
-
-
-_waiting: SidecarProcess | None = None
-"""A sidecar that shares the target's GPU and has not started yet."""
-
-
-def start_waiting(result: None, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.init_model_worker`: start the sidecar that waited for the target's KV."""
-    global _waiting
-    process, _waiting = _waiting, None
-    if process is not None:
-        process.start()
 
 
 def _default_placement(settings: QSpecConfig, gpu_id: int) -> Placement:

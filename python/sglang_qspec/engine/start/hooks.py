@@ -168,7 +168,6 @@ def scheduler() -> tuple[Hook, ...]:
         results,
         stop_strings,
     )
-    from sglang_qspec.engine.sidecar import startup
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -184,7 +183,7 @@ def scheduler() -> tuple[Hook, ...]:
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
             _SCHEDULER + ".init_model_worker",
-            startup.start_waiting,
+            lifecycle.started,
             AFTER,
             OnError.END_SPECULATION,
         ),
