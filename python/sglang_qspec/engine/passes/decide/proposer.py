@@ -103,7 +103,7 @@ class Proposer:
             self._session_count = session_count
             self._budget, self._deadline = WaitBudget(), DraftDeadline()
         policy = self._policy(len(rids))
-        widest = self.widest(len(rids), plan.width)
+        widest = self._widest(policy, plan.width)
         plain = plan.width == 1 or widest == 1
         if not self._runtime.enabled or plain or not drafts:
             return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
@@ -124,7 +124,10 @@ class Proposer:
 
     def widest(self, requests: int, most: int) -> int:
         """The largest width of a pass over this number of requests in a plan of width `most`."""
-        policy = self._policy(requests)
+        return self._widest(self._policy(requests), most)
+
+    def _widest(self, policy: WidthPolicy | RowBudget, most: int) -> int:
+        """The largest width of a pass by this policy in a plan of width `most`."""
         widest = min(policy.max_width, most)
         if policy is self._uniform and policy.widths is not None:
             widest = next((w for w in policy.widths if w >= widest), policy.widths[-1])
