@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from sglang_qspec.config import PLACEMENT_VARIABLE
 
 _RANK_CPUS = "SGLANG_CPU_OMP_THREADS_BIND"
-_PLACED_CPUS = "SGLANG_QSPEC_RANK_CPUS"
-"""Has the value of _RANK_CPUS that `place_ranks` has set; is not set if it has set none."""
+_placed: str | None = None
+"""The CPUs that `place_ranks` has set in this process; None if it has set none."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,13 @@ def place_ranks(groups: Sequence[str]) -> None:
     An empty `groups` withdraws the CPUs of an earlier server of this process. It does not change
     what the user has set.
     """
-    before = os.environ.pop(_PLACED_CPUS, None)
+    global _placed
     if groups:
-        os.environ[_RANK_CPUS] = os.environ[_PLACED_CPUS] = "|".join(groups)
-    elif before is not None and os.environ.get(_RANK_CPUS) == before:
-        del os.environ[_RANK_CPUS]
+        os.environ[_RANK_CPUS] = _placed = "|".join(groups)
+    elif _placed is not None:
+        if os.environ.get(_RANK_CPUS) == _placed:
+            del os.environ[_RANK_CPUS]
+        _placed = None
 
 
 def places_threads() -> bool:
