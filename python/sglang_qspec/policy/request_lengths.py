@@ -9,7 +9,7 @@ from __future__ import annotations
 MEMORY = 0.05
 """Weight of the latest request in a mean."""
 MOST = 256
-"""Assumed length of answers whose limit is larger, in tokens, before the first answer ends."""
+"""Maximum length that an answer is assumed to have before the first answer ends, in tokens."""
 
 
 class RequestLengths:
@@ -24,7 +24,7 @@ class RequestLengths:
         """Mean length of an answer that has ended."""
 
     def arrive(self, prompt: int, limit: int) -> None:
-        """Note a request with a prompt of this length, whose answer has at most `limit` tokens."""
+        """Note a new request: the length of its prompt and the limit of its answer, in tokens."""
         self._prompt = _moved(self._prompt, prompt)
         self._limit = _moved(self._limit, min(limit, MOST))
 

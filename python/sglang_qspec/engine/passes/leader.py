@@ -243,7 +243,7 @@ class Leader:
                 rids = lineup.rids
                 use = self._core_use.enter(len(rids), self._runtime, lineup.kind)
                 if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
-                    use = DraftUse.NONE  # no pass over so many requests has drafts
+                    use = DraftUse.NONE  # a batch of this size has no room for drafts
                 plan = self._rounds.begin(
                     len(rids),
                     splits=lambda: self._splits(batch, rids),

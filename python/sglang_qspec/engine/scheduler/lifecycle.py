@@ -23,7 +23,7 @@ from sglang_qspec.engine.scheduler import stop_strings
 
 
 def started(result: None, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.init_model_worker`: start the sidecar that waited for the target's KV."""
+    """After `Scheduler.init_model_worker`: start a sidecar on the target's GPU."""
     active = speculation.active()
     if active is not None:
         active.sidecar.start_waiting()

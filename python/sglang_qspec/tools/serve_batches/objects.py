@@ -128,8 +128,8 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     """What is not in OpenAI's API: the time that a batch needs, and what drafts saved."""
 
     planned_seconds: float | None = None
-    """Expected time from `in_progress_at` to `finalizing_at`, as of the former; None if no speed
-    was known."""
+    """Seconds from `in_progress_at` to `finalizing_at`, as expected when the batch began; None if
+    no speed was known then."""
     estimated_seconds: float | None = None
     """Expected time until the last answer; None before a speed was measured."""
     waits_for: str | None = None

@@ -115,7 +115,7 @@ class PassAccounting:
         return self._observe(rids, pipeline, proposal, accepted, seconds, whole)
 
     def count_plain(self, rids: Sequence[str], pipeline: str, proposal: Proposal) -> None:
-        """Measure a pass without drafts that ends now, whose tokens nothing reads yet.
+        """Measure a pass that ends now. It has no drafts, and nothing reads its tokens yet.
 
         Passes of one `proposal` are a run. The statistics get a run as a whole, with `end_run`.
         """
