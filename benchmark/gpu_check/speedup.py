@@ -58,7 +58,7 @@ STYLES = ("", " Write for children.", " Be formal.", " Give an example.", " Use 
 SENTENCES = range(2, 40)
 
 
-class Load(NamedTuple):
+class Traffic(NamedTuple):
     """How requests come."""
 
     kind: str
@@ -89,7 +89,7 @@ def speedup(options: Options, steps: Steps) -> None:
         rows: list[dict[str, Any]] = []
         steps.found.figures["rows"] = rows
         steps.found.tables.append(table(rows))
-        for load in starmap(Load, product(KINDS, ARRIVALS, levels)):
+        for load in starmap(Traffic, product(KINDS, ARRIVALS, levels)):
             count = load.in_flight if options.emulated else max(LEAST, EACH * load.in_flight)
             asked, first = list(islice(prompts, count)), list(islice(prompts, load.in_flight))
             with steps.check(f"{load.kind} {load.arrival} {load.in_flight}"):
@@ -161,7 +161,7 @@ def texts() -> list[str]:
 def measure(
     server: Server,
     has_sidecar: bool,
-    load: Load,
+    load: Traffic,
     prompts: Sequence[list[int]],
     first: Sequence[list[int]],
     tokens: int,
@@ -180,7 +180,7 @@ def measure(
     )
 
 
-def compared(load: Load, without: Run, run: Run) -> dict[str, Any]:
+def compared(load: Traffic, without: Run, run: Run) -> dict[str, Any]:
     """The row of a load, from the runs without speculation and with QSPEC."""
     pairs = zip(without.answers, run.answers, strict=True)
     equal = sum(one.output_ids == other.output_ids for one, other in pairs)

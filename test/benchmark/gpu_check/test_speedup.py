@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.gpu_check import speedup
 from benchmark.gpu_check.findings import NotHereError
-from benchmark.gpu_check.speedup import Load
+from benchmark.gpu_check.speedup import Traffic
 from benchmark.harness.run import Answer, Run
 
 
@@ -22,12 +22,12 @@ def run(seconds: float, *answers: tuple[int, ...], passes: int) -> Run:
 def test_a_row_compares_the_two_servers() -> None:
     plain = run(2.0, (1, 2, 3, 4), (5, 6, 7, 8), passes=3)
     drafted = run(1.0, (1, 2, 3, 4), (5, 6, 9, 9), passes=2)
-    row = speedup.compared(Load("greedy", "queue", 2), plain, drafted)
+    row = speedup.compared(Traffic("greedy", "queue", 2), plain, drafted)
     assert (row["kind"], row["arrival"], row["in_flight"]) == ("greedy", "queue", 2)
     assert (row["plain_tokens_per_s"], row["tokens_per_s"], row["speedup"]) == (4.0, 8.0, 2.0)
     assert row["accept_len"] == 1.5  # six tokens after the prefills, in four passes
     assert (row["accepted"], row["proposed"], row["equal_share"]) == ({"step": 6}, 8, 0.5)
-    sampled = speedup.compared(Load("sampled", "queue", 2), plain, drafted)
+    sampled = speedup.compared(Traffic("sampled", "queue", 2), plain, drafted)
     assert sampled["equal_share"] is None
     assert speedup.table([row, sampled]).text().count("queue") == 2
 
