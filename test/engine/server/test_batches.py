@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from benchmark.harness.server import Server
 from benchmark.prompts import PROMPTS
@@ -50,6 +51,34 @@ def test_a_batch_whose_service_is_killed_has_the_answers_of_plain_requests(
     figures = (done.model_extra or {})["qspec"]
     assert figures["passes"] > 0
     until(lambda: state(server)["live_requests"] == 0)
+
+
+def test_a_batch_of_responses_has_the_answers_of_plain_requests(
+    expected: list[dict[str, Any]], gateway: Gateway
+) -> None:
+    client = gateway.client()
+    limits = {"temperature": 0, "max_output_tokens": MAX_NEW_TOKENS}
+    lines = [
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"input": prompt, **limits},
+        }
+        for number, prompt in enumerate(PROMPTS[:CHATS])
+    ]
+    done = ended(client, begin(client, upload(client, lines), endpoint="/v1/responses").id)
+    assert done.status == "completed"
+    found = {
+        each["custom_id"]: Response.model_validate(each["response"]["body"])
+        for each in records(client, done.output_file_id)
+    }
+    texts = {name: response.output_text for name, response in found.items()}
+    assert texts == {f"line-{i}": expected[i]["text"] for i in range(CHATS)}
+    assert done.usage is not None
+    used = [response.usage for response in found.values()]
+    assert done.usage.output_tokens == sum(each.output_tokens for each in used if each)
+    assert done.usage.output_tokens > 0
 
 
 def test_a_cancelled_batch_leaves_the_server(server: Server, gateway: Gateway) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_qspec.tools.batch.line import CHAT, PLAIN, Line, parse
+from sglang_qspec.tools.batch.line import CHAT, PLAIN, RESPONSES, Line, parse
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -45,6 +45,14 @@ def test_only_lines_without_a_length_get_the_maximum() -> None:
     assert "max_tokens" not in body_of(parsed(given, max_tokens=9))
 
 
+def test_a_line_for_responses_gets_no_key_that_the_endpoint_lacks() -> None:
+    line = parsed({"input": "Hi", "temperature": 0}, max_tokens=9)
+    assert line.url == RESPONSES
+    assert body_of(line) == {"input": "Hi", "temperature": 0, "max_output_tokens": 9}
+    given = {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 3}
+    assert body_of(parsed(given, max_tokens=9)) == given
+
+
 def test_an_answer_keeps_the_figures_only_if_the_line_asks_for_them() -> None:
     assert parsed({"prompt": "Hi"}).hides_figures
     assert not parsed({"prompt": "Hi", "return_spec_tokens_details": True}).hides_figures
@@ -62,20 +70,22 @@ def test_the_prefix_is_the_beginning_of_the_prompt_wherever_the_prompt_is_in_the
     ("fields", "words"),
     [
         (7, "is 7, but must be a JSON object"),
-        ({}, "must have `prompt`, or `messages`, or `method`, `url` and `body`"),
-        ({"prompt": "a", "messages": MESSAGES}, "must have `prompt`, or"),
+        ({}, "must have `prompt`, `messages` or `input`, or `method`, `url` and `body`"),
+        ({"prompt": "a", "messages": MESSAGES}, "must have `prompt`, `messages`"),
         ({"prompt": "a", "custom_id": 3}, "custom_id is 3, but must be a text"),
         ({"prompt": "a", "custom_id": ""}, "custom_id is '', but must be a text"),
         ({"prompt": " "}, "prompt is ' ', but must be a text or a list of token ids"),
         ({"prompt": []}, r"prompt is \[\], but must be"),
         ({"prompt": "a", "stream": True}, "stream is True, but must be false"),
+        ({"input": "a", "background": True}, "background is True, but must be false"),
+        ({"input": 7}, "input is 7, but must be a text or a list of items"),
         ({"messages": "a"}, "messages is 'a', but must be a list of messages"),
         ({"method": "POST", "url": PLAIN}, "body is None, but must be a JSON object"),
         ({"method": "POST", "url": PLAIN, "body": {}}, "prompt is None, but must be"),
         ({"method": "GET", "url": PLAIN, "body": {}}, "method is 'GET', but must be 'POST'"),
         (
             {"method": "POST", "url": "/v1/embeddings", "body": {}},
-            "url is '/v1/embeddings', but must be /v1/chat/completions or /v1/completions",
+            "url is '/v1/embeddings', but must be /v1/chat/completions, /v1/completions or ",
         ),
         (
             {"method": "POST", "url": PLAIN, "body": {"prompt": "a"}, "seed": 1},

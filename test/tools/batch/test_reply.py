@@ -48,6 +48,20 @@ def test_the_figures_of_several_choices_add_up() -> None:
     assert (reply.passes, reply.accepted) == (10, 14)
 
 
+def test_a_response_of_the_responses_endpoint_is_an_answer() -> None:
+    line = parse(1, b'{"input": "a"}')
+    usage = {"input_tokens": 2, "output_tokens": 5}
+    found = {"id": "resp_1", "status": "incomplete", "output": [], "usage": usage}
+    reply = reply_of(200, json.dumps(found).encode(), line)
+    assert (reply.kind, reply.tokens, reply.request_id) == (ReplyKind.ANSWERED, 5, "resp_1")
+    assert json.loads(reply.body) == found
+    found["status"] = "failed"
+    reply = reply_of(200, json.dumps(found).encode(), line)
+    assert (reply.kind, reply.reason) == (ReplyKind.FAILED, "the response is failed")
+    reply = reply_of(200, answer(), line)
+    assert (reply.kind, reply.reason) == (ReplyKind.FAILED, "the answer has no output")
+
+
 @pytest.mark.parametrize("extension", [None, {}, {"spec_tokens_details": None}, 7])
 def test_a_server_without_speculation_reports_no_passes(extension: Any) -> None:
     reply = reply_of(200, answer(sglext=extension), LINE)

@@ -14,14 +14,26 @@ from sglang_qspec.tools.batch.digests import Digests
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
-PROMPT_KEYS = {CHAT: "messages", PLAIN: "prompt"}
+RESPONSES = "/v1/responses"
+PROMPT_KEYS = {CHAT: "messages", PLAIN: "prompt", RESPONSES: "input"}
 """The key of the prompt in a request to each endpoint."""
+LENGTH_KEYS = {
+    CHAT: ("max_tokens", "max_completion_tokens"),
+    PLAIN: ("max_tokens", "max_completion_tokens"),
+    RESPONSES: ("max_output_tokens",),
+}
+"""The keys that limit the length of an answer of each endpoint; the first is the usual one."""
 FORMAT_KEYS = frozenset({"method", "url", "body"})
 """Keys of OpenAI's batch format. A line without them has the keys of the request itself."""
 FIGURES = "return_spec_tokens_details"
 """The key that asks SGLang for the figures of the request's passes."""
 PREFIX_BYTES = 512
 """Length of the beginning of a prompt by which lines are sent to the same server."""
+_ALLOWED = {
+    CHAT: "a list of messages",
+    PLAIN: "a text or a list of token ids",
+    RESPONSES: "a text or a list of items",
+}
 _BLANK = re.compile(r"\s*")
 
 
@@ -33,7 +45,7 @@ class Line:
     """Number of the line in the input, from 1."""
     custom_id: str
     url: str
-    """Path of the endpoint: CHAT or PLAIN."""
+    """Path of the endpoint: CHAT, PLAIN or RESPONSES."""
     body: bytes
     """JSON of the request. It begins with the prompt."""
     hides_figures: bool
@@ -61,10 +73,11 @@ def parse(number: int, text: bytes, max_tokens: int | None = None) -> Line:
         raise ValueError(f"custom_id is {shown(custom_id)}, but must be a text")
     url, body = _request(fields)
     _check(url, body)
-    if max_tokens is not None and not body.keys() & {"max_tokens", "max_completion_tokens"}:
-        body["max_tokens"] = max_tokens
+    if max_tokens is not None and not body.keys() & set(LENGTH_KEYS[url]):
+        body[LENGTH_KEYS[url][0]] = max_tokens
     hides = FIGURES not in body
-    body.setdefault(FIGURES, True)
+    if url != RESPONSES:  # which has no such key
+        body.setdefault(FIGURES, True)
     key = PROMPT_KEYS[url]
     ordered = {key: body.pop(key), **body}
     return Line(number, custom_id, url, msgspec.json.encode(ordered), hides)
@@ -89,7 +102,9 @@ def _request(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not fields.keys() & FORMAT_KEYS:
         given = [url for url, key in PROMPT_KEYS.items() if key in fields]
         if len(given) != 1:
-            raise ValueError("must have `prompt`, or `messages`, or `method`, `url` and `body`")
+            raise ValueError(
+                "must have `prompt`, `messages` or `input`, or `method`, `url` and `body`"
+            )
         return given[0], fields
     unknown = fields.keys() - FORMAT_KEYS
     if unknown:
@@ -98,7 +113,8 @@ def _request(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if method != "POST":
         raise ValueError(f"method is {shown(method)}, but must be 'POST'")
     if not isinstance(url, str) or url not in PROMPT_KEYS:
-        raise ValueError(f"url is {shown(url)}, but must be {CHAT} or {PLAIN}")
+        *others, last = PROMPT_KEYS
+        raise ValueError(f"url is {shown(url)}, but must be {', '.join(others)} or {last}")
     if not isinstance(body, dict):
         raise ValueError(f"body is {shown(body)}, but must be a JSON object")
     return url, body
@@ -108,9 +124,9 @@ def _check(url: str, body: dict[str, Any]) -> None:
     """Raise ValueError if a request has no prompt, or asks for a stream."""
     key = PROMPT_KEYS[url]
     prompt = body.get(key)
-    is_text = isinstance(prompt, str) and _BLANK.fullmatch(prompt) is None and key == "prompt"
+    is_text = isinstance(prompt, str) and _BLANK.fullmatch(prompt) is None and key != "messages"
     if not is_text and not (isinstance(prompt, list) and prompt):
-        allowed = "a list of messages" if key == "messages" else "a text or a list of token ids"
-        raise ValueError(f"{key} is {shown(prompt)}, but must be {allowed}")
-    if body.get("stream"):
-        raise ValueError(f"stream is {shown(body['stream'])}, but must be false")
+        raise ValueError(f"{key} is {shown(prompt)}, but must be {_ALLOWED[url]}")
+    for name in ("stream", "background"):  # with either the answer would not be the response
+        if body.get(name):
+            raise ValueError(f"{name} is {shown(body[name])}, but must be false")

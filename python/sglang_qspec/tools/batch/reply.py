@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from sglang_qspec.errors import AnswerError
-from sglang_qspec.tools.batch.line import FIGURES, Line
+from sglang_qspec.tools.batch.line import FIGURES, RESPONSES, Line
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.complete import peers
 
 _BUSY = frozenset({429, 503})
+_ENDED = ("completed", "incomplete")
+"""States of a response that will not change; an incomplete one has reached its length."""
 _AGAIN = frozenset({408, 425})
 """Statuses below 500 with which the server does not blame the request."""
 
@@ -36,6 +38,8 @@ def reply_of(status: int, data: bytes, line: Line) -> Reply:
 
 def _answer(found: Any, line: Line) -> Reply:
     """The reply in a decoded answer. Raises AnswerError for what a server does not send."""
+    if line.url == RESPONSES:
+        return _response(found)
     choices = found.get("choices") if isinstance(found, dict) else None
     if not isinstance(choices, list) or not choices:
         raise AnswerError("has no choices")
@@ -54,6 +58,24 @@ def _answer(found: Any, line: Line) -> Reply:
         tokens=_count(usage, "completion_tokens") if isinstance(usage, dict) else 0,
         passes=passes,
         accepted=accepted,
+    )
+
+
+def _response(found: Any) -> Reply:
+    """The reply in a decoded response of RESPONSES. Raises AnswerError as `_answer`."""
+    if not isinstance(found, dict) or not isinstance(found.get("output"), list):
+        raise AnswerError("has no output")
+    status = found.get("status")
+    if status not in _ENDED:
+        reason = f"the response is {peers.message(str(status))}"
+        return Reply(ReplyKind.FAILED, 200, msgspec.json.encode(found), reason)
+    name, usage = found.get("id"), found.get("usage")
+    return Reply(
+        ReplyKind.ANSWERED,
+        200,
+        msgspec.json.encode(found),
+        request_id=name if isinstance(name, str) else "",
+        tokens=_count(usage, "output_tokens") if isinstance(usage, dict) else 0,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_qspec.guess_tags import GUESSES_KEY, OPEN_TAG
 from sglang_qspec.tools.batch.abilities import Abilities
-from sglang_qspec.tools.batch.line import FIGURES, Line
+from sglang_qspec.tools.batch.line import FIGURES, RESPONSES, Line
 from sglang_qspec.tools.guesses.guess import Guess, fitted, joined
 
 STREAMED_KEYS = frozenset(
@@ -44,7 +44,7 @@ def request_of(
     body = msgspec.json.decode(line.body)
     streams = stream and _can_stream(line, body, abilities)
     guessed = False
-    if guesses and abilities.guesses is not None and _takes_guesses(body):
+    if guesses and abilities.guesses is not None and _takes_guesses(line, body):
         custom = body.get("custom_params") or {}
         body["custom_params"] = joined(custom, fitted(guesses, abilities.guesses))
         guessed = body["custom_params"] is not custom
@@ -71,9 +71,14 @@ def _is_one_prompt(prompt: Any) -> bool:
     return not isinstance(prompt, list) or all(isinstance(token, int) for token in prompt)
 
 
-def _takes_guesses(body: dict[str, Any]) -> bool:
-    """Whether guesses may be added: they would make tags in the prompt literal text."""
+def _takes_guesses(line: Line, body: dict[str, Any]) -> bool:
+    """Whether guesses may be added: they would make tags in the prompt literal text.
+
+    Requests to RESPONSES have no `custom_params`.
+    """
     custom = body.get("custom_params") or {}
+    if line.url == RESPONSES:
+        return False
     if not isinstance(custom, dict) or not _is_one_prompt(body.get("prompt")):
         return False
     texts = msgspec.json.encode([body.get("messages"), body.get("prompt")])

@@ -23,6 +23,11 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Cached | None = None
     completion_tokens_details: _Reasoning | None = None
     reasoning_tokens: int | None = 0
+    input_tokens: int | None = 0
+    """This and the next ones are those of /v1/responses."""
+    output_tokens: int | None = 0
+    input_tokens_details: _Cached | None = None
+    output_tokens_details: _Reasoning | None = None
 
 
 class _Body(msgspec.Struct):
@@ -49,12 +54,14 @@ def of(path: Path) -> Usage:
                 continue
             if found is None:
                 continue
-            read += found.prompt_tokens or 0
-            written += found.completion_tokens or 0
-            if found.prompt_tokens_details is not None:
-                cached += found.prompt_tokens_details.cached_tokens or 0
-            if found.completion_tokens_details is not None:
-                reasoning += found.completion_tokens_details.reasoning_tokens or 0
+            read += found.prompt_tokens or found.input_tokens or 0
+            written += found.completion_tokens or found.output_tokens or 0
+            prompt = found.prompt_tokens_details or found.input_tokens_details
+            if prompt is not None:
+                cached += prompt.cached_tokens or 0
+            output = found.completion_tokens_details or found.output_tokens_details
+            if output is not None:
+                reasoning += output.reasoning_tokens or 0
             else:
                 reasoning += found.reasoning_tokens or 0
     return Usage(
