@@ -12,6 +12,7 @@ QSpecError
 │   ├── AnswerError      an answer is too long, is no JSON, or is not what a server with QSPEC sends
 │   └── ServerLostError  the connection to a server broke, and the server does not answer
 ├── BatchError        the input or the output of `qspec batch` cannot be used
+│   └── ClaimLostError   another gateway of `qspec serve-batches` serves the batch now
 └── TheoryError       a figure is out of range, or a measured run cannot be fitted
 """
 
@@ -62,6 +63,10 @@ class ServerLostError(ClientError):
 
 class BatchError(QSpecError):
     """The input or the output of `qspec batch` cannot be used."""
+
+
+class ClaimLostError(BatchError):
+    """Another gateway of `qspec serve-batches` serves the batch now, or it has ended."""
 
 
 class TheoryError(QSpecError, ValueError):

@@ -40,7 +40,7 @@ class FakeServer:
 
         A server that does not remember its prompts needs little memory for a million of them.
         """
-        self._delay = delay
+        self.delay = delay
         self._remembers = remembers
         self._info = {
             "model_path": "fake",
@@ -109,8 +109,8 @@ class FakeServer:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            if self._delay:
-                await asyncio.sleep(self._delay)
+            if self.delay:
+                await asyncio.sleep(self.delay)
             if faulty := await self._faulty(prompt, guesses):
                 return faulty
             if body.get("stream"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +78,46 @@ def test_one_service_uses_a_folder(files: Files, tmp_path: Path) -> None:
         Files(tmp_path)
     with pytest.raises(ConfigError, match="cannot be used"):
         Files(tmp_path / "lock" / "below")
+
+
+def test_gateways_of_one_database_share_a_folder(tmp_path: Path) -> None:
+    first = Files(tmp_path, is_shared=True)
+    assert first.is_alone
+    first.share()
+    second = Files(tmp_path, is_shared=True)
+    assert not second.is_alone
+    assert first.identity() == second.identity()
+    assert first.partial("gateway_1") != second.partial("gateway_2")
+    first.close()
+    with pytest.raises(ConfigError, match="needs its --database"):
+        Files(tmp_path)
+    second.close()
+    third = Files(tmp_path, is_shared=True)
+    assert third.is_alone
+    third.close()
+
+
+def test_a_gateway_waits_until_the_first_one_has_swept(tmp_path: Path) -> None:
+    first = Files(tmp_path, is_shared=True)
+    timer = threading.Timer(0.3, first.share)
+    timer.start()
+    second = Files(tmp_path, is_shared=True)
+    assert not second.is_alone
+    timer.join()
+    for each in (first, second):
+        each.close()
+
+
+def test_the_folder_of_a_service_alone_is_not_shared(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "state.db").touch()
+    with pytest.raises(ConfigError, match="without --database"):
+        Files(tmp_path, is_shared=True)
+
+
+def test_the_start_keeps_the_texts_that_another_gateway_has_left(tmp_path: Path) -> None:
+    shared = Files(tmp_path, is_shared=True)
+    for id in ("gateway_1", "gateway_2"):
+        shared.partial(id).touch()
+    shared.sweep((), (), ["gateway_2"])
+    assert names(tmp_path) == {"gateway_2.partial.jsonl"}
+    shared.close()

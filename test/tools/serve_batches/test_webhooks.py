@@ -7,18 +7,16 @@ import base64
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.serve_batches import webhooks
 from sglang_qspec.tools.serve_batches.objects import Batch, Status, encoded, event_of
-from sglang_qspec.tools.serve_batches.store import Message, Store
+from sglang_qspec.tools.serve_batches.store import Message
 from sglang_qspec.tools.serve_batches.webhooks import Webhook, Webhooks
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
@@ -84,22 +82,6 @@ def sent(
             return found
 
     return asyncio.run(run())
-
-
-def test_a_message_waits_in_the_database_until_it_is_taken_or_given_up(tmp_path: Path) -> None:
-    store, event = Store(tmp_path / "state.db"), event_of(BATCH)
-    store.add("red", BATCH)
-    store.put("red", BATCH, event=event)
-    store.put("red", replace(BATCH, id="batch_2"), event=event_of(BATCH))
-    store.note_attempt(event.id)
-    store.close()
-    store = Store(tmp_path / "state.db")
-    waiting = Message(event.id, "red", BATCH.id, encoded(event), tried=1)
-    assert store.messages(BATCH.id) == [waiting]
-    assert len(store.messages()) == 2
-    store.forget(event.id)
-    assert [each.batch for each in store.messages()] == ["batch_2"]
-    store.close()
 
 
 def test_openais_client_checks_and_reads_the_message() -> None:

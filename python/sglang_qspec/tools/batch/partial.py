@@ -76,7 +76,8 @@ class Partials:
         """With `resume` read the texts of the file; otherwise remove it."""
         partials = cls(path)
         if resume:
-            partials._load()
+            if path is not None:
+                partials._load(path)
         else:
             partials.remove()
         return partials
@@ -180,21 +181,23 @@ class Partials:
         self._append(piece)
         return len(guess.text)
 
-    def _load(self) -> None:
+    def adopt(self, path: Path) -> None:
+        """Take over the texts of another process, and remove its file."""
+        self._load(path)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def _load(self, path: Path) -> None:
         """Read the file of an earlier process, and ignore what is no piece of a text."""
-        if self._path is None:
-            return
         try:
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 while line := file.readline(MAX_BYTES):
                     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                         self._take(msgspec.json.decode(line, type=_Piece))
         except FileNotFoundError:
             return
         except OSError as error:
-            logger.warning(
-                "%s cannot be read (%s), so it gives no guesses", self._path, error.strerror
-            )
+            logger.warning("%s cannot be read (%s), so it gives no guesses", path, error.strerror)
 
     def _take(self, piece: _Piece) -> None:
         """Add a piece to the text that it continues, or begins again."""

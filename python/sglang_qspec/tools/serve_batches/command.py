@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import ipaddress
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.plan import trace as traces
 from sglang_qspec.tools.plan.command import tables_of
 from sglang_qspec.tools.serve_batches import tenants
-from sglang_qspec.tools.serve_batches.files import Files
+from sglang_qspec.tools.serve_batches.database import PostgresDatabase, SqliteDatabase
+from sglang_qspec.tools.serve_batches.files import DATABASE, Files
 from sglang_qspec.tools.serve_batches.state import State
 from sglang_qspec.tools.serve_batches.store import Store
 
@@ -40,6 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     add("--folder", "folder of the files and the database", Path, "PATH", required=True)
+    database = "URL of a PostgreSQL database that several services with this folder share"
+    add("--database", database, metavar="postgresql://HOST/NAME")
     add("--host", "address to listen on", metavar="ADDRESS", default="127.0.0.1")
     add("--port", "port to listen on", values.whole(0, 65535), "PORT", default=30080)
     add("--keys", "TOML file of the tenants and their keys", Path, "PATH")
@@ -83,9 +88,7 @@ def run(options: argparse.Namespace) -> int:
     expected = len(urls) * predicted(options.tables) if options.tables else 0.0
     uri = options.output_bucket
     bucket = None if uri is None else Bucket("--output-bucket", uri)
-    files = Files(options.folder)
-    store = Store(options.folder / "state.db")
-    try:
+    with _opened(options) as (store, files):
         service = Service(
             State(store),
             files,
@@ -106,10 +109,23 @@ def run(options: argparse.Namespace) -> int:
             log_level="warning",
             server_header=False,
         )
-    finally:
-        store.close()
-        files.close()
     return 0
+
+
+@contextlib.contextmanager
+def _opened(options: argparse.Namespace) -> Iterator[tuple[Store, Files]]:
+    """The state and the files of the service. Raises ConfigError."""
+    with contextlib.ExitStack() as stack:
+        files = Files(options.folder, is_shared=options.database is not None)
+        stack.callback(files.close)
+        if options.database is None:
+            store = Store(SqliteDatabase(options.folder / DATABASE))
+        else:
+            store = Store(PostgresDatabase(options.database))
+        stack.callback(store.close)
+        if store.is_shared:
+            store.bind(files.identity(), is_empty=files.is_empty)
+        yield store, files
 
 
 def predicted(text: str) -> float:

@@ -42,6 +42,8 @@ class Job:
         """Set when all lines have a record, or when the job was stopped."""
         self.stopped_as: Status | None = None
         """The state for which the job was stopped."""
+        self.was_dropped = False
+        """Whether the job was stopped without a state for its batch."""
         self.waits_for: str | None = None
         """Why no line is handed out."""
         self._lines, self._results = lines, results
@@ -147,6 +149,12 @@ class Job:
         """Hand out no more lines, and write no more replies. The batch gets this `status`."""
         if not self.over.is_set():
             self.stopped_as = status
+            self.over.set()
+
+    def drop(self) -> None:
+        """Hand out no more lines, and write no more replies: another gateway may have the batch."""
+        if not self.over.is_set():
+            self.was_dropped = True
             self.over.set()
 
     def _check_over(self) -> None:

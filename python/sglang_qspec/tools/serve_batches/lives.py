@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from sglang_qspec.errors import BatchError
+from sglang_qspec.errors import BatchError, ClaimLostError
 from sglang_qspec.policy import deadlines
 from sglang_qspec.policy.deadlines import Due
 from sglang_qspec.tools.batch.bucket import Bucket
@@ -69,10 +69,16 @@ class Lives:
         self._tell = tell
 
     async def serve(self, tenant: str, batch: Batch) -> None:
-        """Take a batch from its present state to a final one, whatever the disk does meanwhile."""
+        """Take a batch from its present state to a final one, whatever the disk does meanwhile.
+
+        If another gateway has taken the batch, that one does it.
+        """
         while True:
             try:
                 batch = await self._live(tenant, batch.id)
+            except ClaimLostError as error:
+                logger.info("%s", error)
+                return
             except (BatchError, OSError) as error:
                 logger.error("%s waits: %s", batch.id, error)
                 await asyncio.sleep(RETRY_S)
@@ -165,6 +171,8 @@ class Lives:
             if batch.status is Status.CANCELLING:  # before the feed had the job
                 job.stop(Status.CANCELLED)
             await job.over.wait()
+            if job.was_dropped:
+                raise BatchError("another gateway may serve it")
             if job.stopped_as is Status.EXPIRED:
                 reason = "the request could not be answered before the completion window expired"
                 await job.leave_out("batch_expired", reason)

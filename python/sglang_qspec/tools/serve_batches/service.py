@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from msgspec.structs import replace
 
-from sglang_qspec.errors import BatchError, QSpecError
+from sglang_qspec.errors import BatchError, ClaimLostError, QSpecError
 from sglang_qspec.tools.batch.bucket import Bucket
 from sglang_qspec.tools.batch.http_server import HttpServer
 from sglang_qspec.tools.batch.line import Line
@@ -36,7 +36,7 @@ from sglang_qspec.tools.serve_batches.objects import (
 )
 from sglang_qspec.tools.serve_batches.shared_server import SharedServer
 from sglang_qspec.tools.serve_batches.state import State
-from sglang_qspec.tools.serve_batches.store import Kind, Message, ids_of
+from sglang_qspec.tools.serve_batches.store import LEASE_S, Claimed, Kind, Message, ids_of
 from sglang_qspec.tools.serve_batches.tenants import Tenant, Tenants
 from sglang_qspec.tools.serve_batches.webhooks import Webhooks
 
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """Seconds between two looks at deadlines, and at records that a disk has refused."""
+BEAT_S = LEASE_S / 5
+"""Seconds between two renewals of the lease of a gateway."""
 EXPIRY_S = 60.0
 """Seconds between two looks at files that have expired."""
 NOT_CONNECTED = "not connected yet"
@@ -78,33 +80,113 @@ class Service:
         given: Any = {"strict_deadlines": strict_deadlines, "bucket": bucket}
         self._lives = Lives(state, files, self.feed, tenants, self._tell, **given)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[str] = set()
+        """Ids of the batches and messages that a task of this gateway has."""
+        self._texts: Partials | None = None
+        """Texts of unfinished answers, while servers are asked."""
+        self._left: list[Path] = []
+        """Files of such texts that other gateways have left, and that were not read yet."""
 
     async def start(self) -> None:
-        """Go on with all batches that are not done, and connect to the servers."""
-        running = await self._state.running()
-        kept = {file.id for _, file in await self._state.files()}
-        batches = [batch for _, batch in running]
-        await asyncio.to_thread(
-            self._files.sweep, kept | ids_of(batches), {batch.id for batch in batches}
-        )
-        for message in await self._state.messages():
-            self._spawn(self._deliver(message))
-        for tenant, batch in running:
-            self._spawn(self._lives.serve(tenant, batch))
+        """Go on with all batches that no other gateway serves, and connect to the servers."""
+        claimed = await self._state.beat()
+        if self._files.is_alone and claimed.is_alone:
+            batches = await self._state.running()
+            kept = {file.id for _, file in await self._state.files()} | ids_of(batches)
+            running = {batch.id for batch in batches}
+            await asyncio.to_thread(self._files.sweep, kept, running, claimed.ended)
+        self._take(claimed)
         for work in (self._ask_servers, self._tick, self._expire_files):
             self._spawn(work())
+        if self._state.gateway is not None:
+            self._files.share()
+            self._spawn(self._beat())
 
     async def stop(self) -> None:
-        """End all tasks; batches that are not done go on at the next start."""
+        """End all tasks; batches that are not done go on at another gateway, or the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(BatchError):
+            await self._state.leave()
         self._state.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    # Other gateways
+
+    async def _beat(self) -> None:
+        """Renew the lease, and serve what this gateway has claimed, and nothing else."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                claimed = await self._state.beat()
+                self._take(claimed)
+                await self._show_progress(claimed)
+            except BatchError as error:
+                if time.monotonic() - last > LEASE_S and self.feed.jobs:
+                    logger.error("all batches wait: %s", error)
+                    for job in self.feed.jobs:
+                        job.drop()
+            else:
+                last = time.monotonic()
+
+    def _take(self, claimed: Claimed) -> None:
+        """Serve what this gateway has claimed, and stop what another has or was asked to cancel."""
+        self._left += [self._files.partial(id) for id in claimed.ended]
+        self._read_left()
+        for message in claimed.messages:
+            self._deliver_soon(message)
+        batches = {batch.id: batch for _, batch in claimed.batches}
+        for job in self.feed.jobs:
+            if job.id not in batches:
+                job.drop()
+            elif batches[job.id].status is Status.CANCELLING:
+                job.stop(Status.CANCELLED)
+        for tenant, batch in claimed.batches:
+            self._serve_soon(tenant, batch)
+
+    def _read_left(self) -> None:
+        """Use the texts that other gateways have left as guesses."""
+        if self._texts is not None:
+            for path in self._left:
+                self._texts.adopt(path)
+            self._left.clear()
+
+    async def _show_progress(self, claimed: Claimed) -> None:
+        """Let other gateways show the progress of the batches. Raises BatchError."""
+        for tenant, batch in claimed.batches:
+            now = self._now(batch)
+            if now == batch:
+                continue
+
+            def change(batch: Batch, now: Batch = now) -> Batch:
+                if batch.status is not now.status:
+                    return batch
+                return replace(batch, request_counts=now.request_counts, qspec=now.qspec)
+
+            with contextlib.suppress(ClaimLostError):
+                await self._state.change(tenant, batch.id, change)
+
+    def _serve_soon(self, tenant: str, batch: Batch) -> None:
+        """Begin to serve a batch, unless that has begun."""
+        self._begin(batch.id, self._lives.serve(tenant, batch))
+
+    def _deliver_soon(self, message: Message) -> None:
+        """Begin to send a message, unless that has begun."""
+        self._begin(message.id, self._deliver(message))
+
+    def _begin(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+        if id in self._serving:
+            work.close()
+            return
+        self._serving.add(id)
+        self._spawn(work).add_done_callback(lambda _: self._serving.discard(id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -115,7 +197,7 @@ class Service:
         """Count a batch that has ended, and begin to send the message about it."""
         self.metrics.end(batch)
         for message in await self._state.messages(batch.id):
-            self._spawn(self._deliver(message))
+            self._deliver_soon(message)
 
     async def _deliver(self, message: Message) -> None:
         """Send a message to the webhook of its tenant, if it has one.
@@ -189,7 +271,7 @@ class Service:
         """Delete a file. Raises ApiError if a batch still reads it."""
         file = await self.get(FileObject, tenant, id)
         running = await self._state.running()
-        if file.id in ids_of([batch for _, batch in running]):
+        if file.id in ids_of(running):
             raise ApiError(409, f"a batch still reads {id}; cancel it first", code="file_in_use")
         await self._remove_file(tenant.name, file)
 
@@ -231,7 +313,7 @@ class Service:
             output_expires_after=asked.output_expires_after,
         )
         await self._state.add(tenant.name, batch)
-        self._spawn(self._lives.serve(tenant.name, batch))
+        self._serve_soon(tenant.name, batch)
         return batch
 
     async def cancel(self, tenant: Tenant, id: str) -> Batch:
@@ -246,7 +328,7 @@ class Service:
                 return batch
             return replace(batch, status=Status.CANCELLING, cancelling_at=int(time.time()))
 
-        batch = await self._state.change(tenant.name, id, change)
+        batch = await self._state.change(tenant.name, id, change, anyone=True)
         job = self.feed.job(id)
         if job is not None:
             job.stop(Status.CANCELLED)
@@ -280,8 +362,10 @@ class Service:
         while True:
             self.connect(NOT_CONNECTED)
             servers = [SharedServer(server, self.feed) for server in self._servers()]
-            with Partials.open(self._files.partial, resume=True) as partials:
-                guesses = LineGuesses(partials, None)
+            path = self._files.partial(self._state.gateway)
+            with Partials.open(path, resume=True) as self._texts:
+                self._read_left()
+                guesses = LineGuesses(self._texts, None)
                 runner = Runner(servers, _Sink(self), guesses, lines_ahead=LINES_AHEAD)
                 rooms = [asyncio.create_task(each.make_room(runner.limit)) for each in servers]
                 try:
@@ -290,6 +374,7 @@ class Service:
                     logger.error("no server answers: %s", error)
                     self.connect(str(error))
                 finally:
+                    self._texts = None
                     for room in rooms:
                         room.cancel()
             self.feed.take_back()
@@ -306,7 +391,7 @@ class Service:
             with contextlib.suppress(BatchError, OSError):  # it is tried again
                 files = await self._state.files()
                 running = await self._state.running()
-                kept = ids_of([batch for _, batch in running])
+                kept = ids_of(running)
                 for tenant, file in files:
                     late = file.expires_at is not None and file.expires_at <= time.time()
                     if late and file.id not in kept:

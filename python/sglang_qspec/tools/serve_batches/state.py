@@ -6,14 +6,12 @@ All methods raise BatchError if the database cannot be read or written.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from sglang_qspec.errors import BatchError
-from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object, event_of
-from sglang_qspec.tools.serve_batches.store import Kind, Message, Store, Totals
+from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object
+from sglang_qspec.tools.serve_batches.store import Claimed, Kind, Message, Store, Totals
 
 Result = TypeVar("Result")
 
@@ -24,6 +22,15 @@ class State:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, "database")
+
+    @property
+    def gateway(self) -> str | None:
+        """Id of this gateway; None if there can be no other."""
+        return self._store.gateway if self._store.is_shared else None
+
+    async def beat(self) -> Claimed:
+        """As `Store.beat`."""
+        return await self._call(self._store.beat)
 
     async def get(self, kind: type[Kind], id: str, tenant: str) -> Kind | None:
         """As `Store.get`."""
@@ -37,11 +44,24 @@ class State:
         """As `Store.add`."""
         await self._call(lambda: self._store.add(tenant, *objects))
 
+    async def change(
+        self,
+        tenant: str,
+        id: str,
+        change: Callable[[Batch], Batch],
+        *added: FileObject,
+        anyone: bool = False,
+    ) -> Batch:
+        """As `Store.change`."""
+        return await self._call(
+            lambda: self._store.change(tenant, id, change, *added, anyone=anyone)
+        )
+
     async def remove(self, id: str) -> None:
         """As `Store.remove`."""
         await self._call(lambda: self._store.remove(id))
 
-    async def running(self) -> list[tuple[str, Batch]]:
+    async def running(self) -> list[Batch]:
         """As `Store.running`."""
         return await self._call(self._store.running)
 
@@ -65,32 +85,12 @@ class State:
         """As `Store.forget`."""
         await self._call(lambda: self._store.forget(message))
 
-    async def change(
-        self, tenant: str, id: str, change: Callable[[Batch], Batch], *added: FileObject
-    ) -> Batch:
-        """Replace a batch by what `change` returns for it, and add files, all or nothing.
-
-        If the batch ends, there is a message about it. Nothing else changes the batch meanwhile.
-        `change` may raise, and then nothing changes.
-        """
-
-        def work() -> Batch:
-            before = self._store.get(Batch, id, tenant)
-            assert before is not None  # batches are never removed
-            after = change(before)
-            if after is not before or added:
-                ended = after.status.is_final and not before.status.is_final
-                event = event_of(after) if ended else None
-                self._store.put(tenant, after, *added, event=event)
-            return after
-
-        return await self._call(work)
+    async def leave(self) -> None:
+        """As `Store.leave`."""
+        await self._call(self._store.leave)
 
     async def _call(self, work: Callable[[], Result]) -> Result:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except sqlite3.Error as error:
-            raise BatchError(f"the database cannot be used: {error}") from None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """Wait for the last call."""
