@@ -11,15 +11,18 @@
   answers of `first` by their prompts. `edited, no guesses` asks the same;
 - `unrelated` and `first` take turns: the answers of other lines, and no guesses.
 
-On a server with a draft model a batch runs undisturbed, and then again while client, server and
-sidecar (`--victims`) are killed in turn, at intervals of `--interval` seconds. The time in which
-the server starts again does not count. That of its sidecar does: the server decodes without it.
+On a server with a draft model a batch runs undisturbed, and then once for each of client, server
+and sidecar (`--victims`), which is killed `--kills` times, at intervals of `--interval` seconds.
+The time in which the server starts again does not count. That of its sidecar does: the server
+decodes without it.
 
 The last line is JSON: `replay_pass_ratio`, passes of `replay` over those of `first`; `kill_loss`,
-the time that a kill costs over 60 s; `rerun_accept_len` and `edited_accept_len`;
-`unrelated_cost`, one minus the median ratio of tokens/s of a round; `identical`, whether all
-batches have the same answers to the same prompts, as they must in float32; `rows`, `kills` and
-`unrelated_rounds`.
+the time that a kill costs over 60 s, as the mean of `kill_loss_by`, which has it for each kind of
+kill; `server_start_seconds` and `sidecar_start_seconds`, the time from a kill of the server until
+it answers, and the time without a sidecar after that or after a kill of the sidecar;
+`rerun_accept_len` and `edited_accept_len`; `unrelated_cost`, one minus the median ratio of tokens/s
+of a round; `identical`, whether all batches have the same answers to the same prompts, as they must
+in float32; `rows`, `kills` of each kind and `unrelated_rounds`.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from benchmark.harness.report import Table
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.resume.batches import Answers, cut_all, edited, run, swapped, write_lines
-from benchmark.resume.kills import VICTIMS, KilledBatch
+from benchmark.resume.kills import VICTIMS, Killed, KilledBatch
 from sglang_qspec.tools.models.prompts import load
 
 MINUTE_S = 60.0
@@ -128,15 +131,30 @@ def measure_kills(
         wait_for_sidecar(server)
         whole = run(server.url, path, folder / "whole.jsonl")
         say(f"  undisturbed: {whole.seconds:.0f} s")
-        batch = KilledBatch(server, path, folder / "killed.jsonl")
-        killed, kills = batch.run(options.victims, options.interval)
-    record["rows"] += [whole.row("undisturbed"), killed.row("killed")]
-    record["identical"] &= whole.texts == killed.texts
+        record["rows"].append(whole.row("undisturbed"))
+        found = dict[str, Killed]()
+        for victim in options.victims:
+            wait_for_sidecar(server)
+            batch = KilledBatch(server, path, folder / f"{victim}.jsonl")
+            found[victim] = batch.run(victim, options.kills, options.interval)
+            record["rows"].append(found[victim].answers.row(f"{victim} killed"))
+            record["identical"] &= whole.texts == found[victim].answers.texts
+    losses = {
+        victim: (each.answers.seconds - whole.seconds) / max(1, each.kills) / MINUTE_S
+        for victim, each in found.items()
+    }
     record |= {
-        "kill_loss": round((killed.seconds - whole.seconds) / max(1, kills) / MINUTE_S, 3),
-        "kills": kills,
+        "kill_loss": round(statistics.mean(losses.values()), 3),
+        "kill_loss_by": {victim: round(loss, 3) for victim, loss in losses.items()},
+        "kills": {victim: each.kills for victim, each in found.items()},
+        "server_start_seconds": round(max(each.server_s for each in found.values()), 1),
+        "sidecar_start_seconds": {
+            victim: round(each.sidecar_s, 1) for victim, each in found.items() if each.sidecar_s
+        },
         "undisturbed_seconds": round(whole.seconds, 1),
-        "killed_seconds": round(killed.seconds, 1),
+        "killed_seconds": {
+            victim: round(each.answers.seconds, 1) for victim, each in found.items()
+        },
     }
 
 
@@ -160,8 +178,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-prompts", type=positive, default=12, help="of the dataset (default: 12)")
     add("--rounds", type=positive, default=3, help="rounds with unrelated guesses (default: 3)")
     add("--variants", type=positive, default=5, help="of each prompt that is killed (default: 5)")
-    victims = "what is killed, one after another (default: all)"
+    victims = "what is killed, each in a batch of its own (default: all)"
     add("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help=victims)
+    add("--kills", type=positive, default=1, help="kills in a batch (default: 1)")
     add("--interval", type=positive, default=20, help="seconds between kills (default: 20)")
     add_servers(parser, "float32", EXACT)
     return parsed(parser, argv)

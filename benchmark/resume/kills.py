@@ -1,26 +1,43 @@
-"""Kills the client, the server and the sidecar of a batch in turn."""
+"""Kills the client, the server or the sidecar of a batch."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from benchmark.harness.output import say
 from benchmark.harness.server import Server
-from benchmark.harness.speculation import sidecar_of
+from benchmark.harness.speculation import sidecar_of, state_of
 from benchmark.resume.batches import Answers, answers_of, command_of
 
 VICTIMS = ("client", "server", "sidecar")
 POLL_S = 0.05
+LOOK_S = 0.5
+"""Seconds between two looks at the state of the sidecar."""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A batch that was killed."""
+
+    answers: Answers
+    """Its time is without starts of the server."""
+    kills: int
+    server_s: float
+    """Mean time from the kill of the server until it answers again; 0 if it was not killed."""
+    sidecar_s: float
+    """Mean time in which the server had no sidecar after a kill; 0 if it always had one."""
 
 
 class KilledBatch:
-    """Runs a batch, and kills its processes at equal intervals."""
+    """Runs a batch, and kills one of its processes at equal intervals."""
 
     def __init__(self, server: Server, path: Path, output: Path, *more: str) -> None:
         """Start it; `more` are further options of the command."""
@@ -28,38 +45,58 @@ class KilledBatch:
         self._output = output
         self._command = command_of(server.url, path, output, "--resume", *more)
         self._client = self._new_client()
-        self._down = 0.0
-        """Seconds in which the server started again."""
+        self._down: list[float] = []
+        """Times in which the server started again, in seconds."""
+        self._absent: list[float] = []
+        """Times without a sidecar."""
+        self._absent_since: float | None = None
+        self._look_at = 0.0
 
-    def run(self, victims: Sequence[str], interval: float) -> tuple[Answers, int]:
-        """The answers, and the number of kills. The time is without starts of the server.
-
-        `victims` are names of VICTIMS, in the order of their kills. Raises RuntimeError if the
-        batch fails.
-        """
+    def run(self, victim: str, kills: int, interval: float) -> Killed:
+        """Kill `victim`, one of VICTIMS, `kills` times. Raises RuntimeError if the batch fails."""
         kill: Mapping[str, Callable[[], None]] = {
             "client": self._kill_client,
             "server": self._kill_server,
-            "sidecar": lambda: sidecar_of(self._server).kill(),
+            "sidecar": self._kill_sidecar,
         }
-        began, kills = time.monotonic(), 0
+        began, done = time.monotonic(), 0
         try:
-            for name in victims:
-                due = began + self._down + (kills + 1) * interval
-                while self._client.poll() is None and time.monotonic() < due:
-                    time.sleep(POLL_S)
+            for _ in range(kills):
+                self._wait(began + sum(self._down) + (done + 1) * interval)
                 if self._client.poll() is not None:
-                    say(f"  the batch ended before the {name} was killed")
+                    say(f"  the batch ended before the {victim} was killed")
                     break
-                say(f"  killing the {name}")
-                kill[name]()
-                kills += 1
-            status = self._client.wait()
+                say(f"  killing the {victim}")
+                kill[victim]()
+                done += 1
+            self._wait(math.inf)
+            seconds = time.monotonic() - began - sum(self._down)
         finally:
             self._client.kill()
-        if status != 0:
-            raise RuntimeError(f"the batch ended with status {status}")
-        return answers_of(self._output, time.monotonic() - began - self._down), kills
+        if self._client.wait() != 0:
+            raise RuntimeError(f"the batch ended with status {self._client.returncode}")
+        answers = answers_of(self._output, seconds)
+        return Killed(answers, done, _mean(self._down), _mean(self._absent))
+
+    def _wait(self, due: float) -> None:
+        """Wait until a time, or until the client ends."""
+        while self._client.poll() is None and time.monotonic() < due:
+            time.sleep(POLL_S)
+            self._look()
+
+    def _look(self) -> None:
+        """Note the end of a time without a sidecar."""
+        now = time.monotonic()
+        if self._absent_since is None or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        if state_of(self._server)["sidecar"] == "ready":
+            self._absent.append(now - self._absent_since)
+            self._absent_since = None
+
+    def _lose_sidecar(self) -> None:
+        self._absent_since = time.monotonic()
+        self._look_at = self._absent_since + 2.0  # by then the server has noticed
 
     def _new_client(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
@@ -69,6 +106,10 @@ class KilledBatch:
         self._client.wait()
         self._client = self._new_client()
 
+    def _kill_sidecar(self) -> None:
+        sidecar_of(self._server).kill()
+        self._lose_sidecar()
+
     def _kill_server(self) -> None:
         began = time.monotonic()
         for process in self._server.processes:
@@ -77,4 +118,9 @@ class KilledBatch:
         self._server.exit_code(60.0)
         self._server.launch()
         self._server.start()
-        self._down += time.monotonic() - began
+        self._down.append(time.monotonic() - began)
+        self._lose_sidecar()
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

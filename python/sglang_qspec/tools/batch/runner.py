@@ -24,8 +24,9 @@ BUSY_ATTEMPTS = 20
 PAUSE_S = 0.5
 """First pause after a failure; the next ones double."""
 LONGEST_PAUSE_S = 30.0
-LONGEST_ABSENCE_S = 5.0
-"""Longest pause between two attempts to open a server that was lost."""
+LONGEST_ABSENCE_S = 1.0
+"""Longest pause between two attempts to open a server that was lost. An attempt costs one refused
+connection, and a server that is back has nothing to do meanwhile."""
 GIVE_UP_S = 600.0
 """Time without any server after which the batch ends, in seconds."""
 
@@ -69,6 +70,8 @@ class Runner:
         """Number of failed attempts of unsettled lines, by the number of the line."""
         self._lost: set[str] = set()
         """Names of the servers that are not open."""
+        self._said: dict[str, str] = {}
+        """Why servers could not be opened, as the log has it, by name."""
         self._alone_since: float | None = None
         """Time since which no server has been open; None while one is."""
 
@@ -165,8 +168,11 @@ class Runner:
         try:
             await server.open()
         except ClientError as error:  # whatever answers in its place, the server may come back
-            logger.info("%s; it is tried again", error)
+            if self._said.get(server.name) != str(error):
+                logger.info("%s; it is tried again", error)
+                self._said[server.name] = str(error)
             return False
+        self._said.pop(server.name, None)
         logger.info("%s answers", server.name)
         self._join(server)
         return True
