@@ -213,7 +213,7 @@ def test_a_full_disk_stops_a_batch_until_there_is_room(gateway: Gateway) -> None
     assert gateway.process is not None
     process = psutil.Process(gateway.process.pid)
     usual = process.rlimit(psutil.RLIMIT_FSIZE)
-    process.rlimit(psutil.RLIMIT_FSIZE, (100_000, usual[1]))  # as a disk that fills up
+    process.rlimit(psutil.RLIMIT_FSIZE, (400_000, usual[1]))  # as a disk that fills up
     try:
 
         def waits() -> bool:

@@ -302,7 +302,7 @@ def test_a_url_that_cannot_be_used_is_named_without_its_password(server: Postgre
 
 
 def test_postgresql_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'sglang-qspec\[postgres\]'"):
         PostgresDatabase("postgresql://host/name")
 

@@ -115,9 +115,12 @@ class SqliteDatabase:
                 raise ConfigError(
                     f"{self._path} is a database of version {found}, but this is version {version}"
                 )
+            self._connection.execute("BEGIN IMMEDIATE")
             for statement in schema:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {version}")
+            self._connection.execute("COMMIT")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
