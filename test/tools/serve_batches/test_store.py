@@ -225,23 +225,25 @@ def test_a_batch_has_one_gateway_until_its_lease_is_over(
 
 
 def test_gateways_that_beat_at_once_take_each_batch_once(gateways: Opened) -> None:
-    lost = gateways()
-    lost.beat()
-    lost.add("red", *(replace(BATCH, id=f"batch_{number}") for number in range(50)))
     found = [gateways() for _ in range(4)]
-    lost.leave()
-    taken: list[list[str]] = []
+    found[0].add("red", *(replace(BATCH, id=f"batch_{number}") for number in range(50)))
+    barrier = threading.Barrier(len(found))
 
-    def beat(store: Store) -> None:
-        taken.append([batch.id for _, batch in store.beat().batches])
+    def beat(store: Store, taken: list[int]) -> None:
+        barrier.wait()
+        taken.append(len(store.beat().batches))
 
-    threads = [threading.Thread(target=beat, args=(each,)) for each in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(map(len, taken)) == [0, 0, 0, 50]
-    assert sum(len(each.beat().batches) for each in found) == 50
+    for _ in range(10):
+        taken: list[int] = []
+        threads = [threading.Thread(target=beat, args=(each, taken)) for each in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(taken) == [0, 0, 0, 50]
+        assert sorted(len(each.beat().batches) for each in found) == [0, 0, 0, 50]
+        for each in found:
+            each.leave()
 
 
 def test_gateways_create_the_tables_at_once(url: str) -> None:
