@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from pathlib import Path
 import psutil
 
 from benchmark.harness.output import say
-from benchmark.harness.server import Server
+from benchmark.harness.server import Server, ServerError
 from benchmark.harness.speculation import sidecar_of, state_of
 from benchmark.resume.batches import Answers, answers_of, command_of
 
 VICTIMS = ("client", "server", "sidecar")
 POLL_S = 0.05
+START_S = 600.0
+"""Limit of a start of the server."""
 LOOK_S = 0.5
 """Seconds between two looks at the state of the sidecar."""
 
@@ -33,7 +36,8 @@ class Killed:
     server_s: float
     """Mean time from the kill of the server until it answers again; 0 if it was not killed."""
     sidecar_s: float
-    """Mean time in which the server had no sidecar after a kill; 0 if it always had one."""
+    """Mean time without a sidecar after a kill, until the end of the batch at most;
+    0 if it always had one."""
 
 
 class KilledBatch:
@@ -49,6 +53,8 @@ class KilledBatch:
         """Times in which the server started again, in seconds."""
         self._absent: list[float] = []
         """Times without a sidecar."""
+        self._start: threading.Thread | None = None
+        """Waits until the server that starts again is ready."""
         self._absent_since: float | None = None
         self._look_at = 0.0
 
@@ -70,12 +76,16 @@ class KilledBatch:
                 kill[victim]()
                 done += 1
             self._wait(math.inf)
-            seconds = time.monotonic() - began - sum(self._down)
+            ended = time.monotonic()
+            if self._absent_since is not None:
+                self._absent.append(ended - self._absent_since)
         finally:
             self._client.kill()
+            if self._start is not None:
+                self._start.join()
         if self._client.wait() != 0:
             raise RuntimeError(f"the batch ended with status {self._client.returncode}")
-        answers = answers_of(self._output, seconds)
+        answers = answers_of(self._output, ended - began - sum(self._down))
         return Killed(answers, done, _mean(self._down), _mean(self._absent))
 
     def _wait(self, due: float) -> None:
@@ -117,9 +127,24 @@ class KilledBatch:
                 process.kill()
         self._server.exit_code(60.0)
         self._server.launch()
-        self._server.start()
+        self._await_answer()
         self._down.append(time.monotonic() - began)
         self._lose_sidecar()
+        # It ends with an answer to a request, which waits behind the lines of the batch.
+        self._start = threading.Thread(target=self._server.start)
+        self._start.start()
+
+    def _await_answer(self) -> None:
+        """Wait until the server answers what the client asks it first. Raises RuntimeError."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._server.exit_code() is None:
+            try:
+                state_of(self._server)
+            except (ServerError, OSError):
+                time.sleep(POLL_S)
+            else:
+                return
+        raise RuntimeError("the server does not start again")
 
 
 def _mean(values: list[float]) -> float:
