@@ -48,9 +48,8 @@ def test_only_lines_without_a_length_get_the_maximum() -> None:
 def test_a_line_for_responses_gets_no_key_that_the_endpoint_lacks() -> None:
     line = parsed({"input": "Hi", "temperature": 0}, max_tokens=9)
     assert line.url == RESPONSES
-    named = {"model": "default", "max_output_tokens": 9}
-    assert body_of(line) == {"input": "Hi", "temperature": 0, **named}
-    given = {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 3, "model": "m"}
+    assert body_of(line) == {"input": "Hi", "temperature": 0, "max_output_tokens": 9}
+    given = {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 3}
     assert body_of(parsed(given, max_tokens=9)) == given
 
 

@@ -114,3 +114,11 @@ ODD_LIMITS: tuple[Any, ...] = ({}, 7, [], {"guesses": -1, "tokens": 5}, {"guesse
 )
 def test_a_server_without_limits_gets_no_guesses(state: dict[str, Any]) -> None:
     assert abilities_of({"internal_states": [state]}).guesses is None
+
+
+def test_a_request_for_responses_names_the_model_of_the_server_and_has_no_guesses() -> None:
+    able = abilities_of(info(served_model_name="m"))
+    assert sent(able, input="Hi") == {"input": "Hi", "model": "m"}
+    assert sent(able, input="Hi", model="adapter") == {"input": "Hi", "model": "adapter"}
+    assert sent(abilities_of(info(model_path="p")), input="Hi")["model"] == "p"
+    assert "model" not in sent(able, prompt="Hi")

@@ -24,6 +24,8 @@ class Abilities:
     """Limits on the guesses of a request; None if the server does not verify guesses."""
     weight_version: str | None = None
     """The name of the target's weights, which streams do not have and other answers do."""
+    model: str | None = None
+    """The name of the target, which requests to RESPONSES must have."""
     priority: int | None = None
     """The priority of lines that yield to the requests of others; None sends none."""
 
@@ -35,9 +37,11 @@ def abilities_of(info: Any, *, yields: bool = False) -> Abilities:
     """
     version = info.get("weight_version")
     divides = any(info.get(name) for name in _PARSERS)
+    model = info.get("served_model_name") or info.get("model_path")
     return Abilities(
         frozenset({PLAIN} if divides else {PLAIN, CHAT}),
         limits_in(info["internal_states"][0].get("qspec")),
         version if isinstance(version, str) else None,
+        model if isinstance(model, str) else None,
         priority_of(info) if yields else None,
     )

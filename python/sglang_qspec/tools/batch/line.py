@@ -29,8 +29,6 @@ FIGURES = "return_spec_tokens_details"
 """The key that asks SGLang for the figures of the request's passes."""
 PREFIX_BYTES = 512
 """Length of the beginning of a prompt by which lines are sent to the same server."""
-MODEL = "default"
-"""The model of a request that names none. SGLang refuses it for RESPONSES alone."""
 _ALLOWED = {
     CHAT: "a list of messages",
     PLAIN: "a text or a list of token ids",
@@ -78,9 +76,7 @@ def parse(number: int, text: bytes, max_tokens: int | None = None) -> Line:
     if max_tokens is not None and not body.keys() & set(LENGTH_KEYS[url]):
         body[LENGTH_KEYS[url][0]] = max_tokens
     hides = FIGURES not in body
-    if url == RESPONSES:
-        body.setdefault("model", MODEL)
-    else:
+    if url != RESPONSES:  # which has no such key
         body.setdefault(FIGURES, True)
     key = PROMPT_KEYS[url]
     ordered = {key: body.pop(key), **body}

@@ -48,11 +48,14 @@ def request_of(
         custom = body.get("custom_params") or {}
         body["custom_params"] = joined(custom, fitted(guesses, abilities.guesses))
         guessed = body["custom_params"] is not custom
+    named = line.url == RESPONSES and body.get("model") is None and abilities.model is not None
+    if named:
+        body["model"] = abilities.model
     if streams:
         body |= STREAM
     if abilities.priority is not None:
         body["priority"] = abilities.priority
-    changed = streams or guessed or abilities.priority is not None
+    changed = streams or guessed or named or abilities.priority is not None
     data = msgspec.json.encode(body) if changed else line.body
     return Request(data, guessed)
 
