@@ -22,6 +22,8 @@ its core with the server's other processes, as in a small server.
 The sidecar is first healthy, then stopped (SIGSTOP, just before the requests come), then killed.
 `--host 64` starts no server. It prints the host's time for a pass of 64 requests that have nothing
 to draft, beside SGLang without speculation: `extra_host_ms` and the waits (`overhead.host`).
+`--sidecar 256` prints the host's time for a draft step of a sidecar over 256 rows, on a stubbed
+draft model (`overhead.sidecar`). The goal is at most 0.3 ms for queue drafts.
 
 The last line is JSON: `rows`, each with `sidecar`, `running`, `iterations`, `decode_step_ms`,
 `added_ms_median`, `added_ms_p99`, `added_share` (median over the decode step; the goal is at most
@@ -51,6 +53,7 @@ from benchmark.harness.statistics import rounded
 from benchmark.overhead.host import KINDS, compare
 from benchmark.overhead.iterations import Added, Iteration, PlainDecode, added, plain_decode, read
 from benchmark.overhead.probe import FILE_VARIABLE
+from benchmark.overhead.sidecar import measure
 from benchmark.prompts import PROMPTS
 
 TOTAL_TOKENS, MAX_NEW_TOKENS = 32768, 64
@@ -77,6 +80,15 @@ HOST_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 }
 HOST_NOTE = """host: ms for a pass; waits: for each pass; idle: waits while the device has no other
 pass to run."""
+SIDECAR_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "load": lambda row: row["load"],
+    "step": lambda row: f"{row['step_ms']:.3f}",
+    "from": lambda row: f"{row['least_ms']:.3f}",
+    "to": lambda row: f"{row['most_ms']:.3f}",
+    "commits": lambda row: "" if row["commits_ms"] is None else f"{row['commits_ms']:.3f}",
+}
+SIDECAR_NOTE = """step: ms of the host for a pass of the draft model, the median of rounds that were
+between `from` and `to`; commits: ms for the commits of all requests before a step."""
 NOTE = """step, added, p99, whole: ms; parts: means in ms; added and p99 are against a plain decode
 step. The plain server ran once, before the other, so shares have no spread."""
 
@@ -91,6 +103,13 @@ def main() -> None:
         help="measure only the host's time for a pass of N requests without drafts, on a stubbed"
         " target beside SGLang without speculation",
     )
+    add(
+        "--sidecar",
+        type=positive,
+        metavar="N",
+        help="measure only the host's time for a draft step of a sidecar over N rows, on a stubbed"
+        " draft model",
+    )
     add("--running", type=positive, nargs="+", default=[1, 16, 64], help="requests at a time")
     add_servers(parser, "bfloat16")
     options = parsed(parser, None)
@@ -99,6 +118,11 @@ def main() -> None:
         servers = [{"server": kind, **record[kind]} for kind in KINDS]
         print(Table.of(f"{options.host} requests", servers, HOST_COLUMNS, HOST_NOTE).text())
         print_record(rounded(record, 4))
+        return
+    if options.sidecar:
+        loads = measure(options.sidecar)
+        print(Table.of(f"{options.sidecar} rows", loads, SIDECAR_COLUMNS, SIDECAR_NOTE).text())
+        print_record(rounded({"rows": loads}, 4))
         return
     settings = settings_of(options, max(options.running), 2048, TOTAL_TOKENS)
     plain_server, qspec_server = with_and_without(settings)

@@ -55,7 +55,7 @@ MAX_PEERS = 256
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Peer:
     """Session of one server, from its Hello until it is gone. A returning server is a new Peer."""
 
@@ -66,9 +66,6 @@ class Peer:
 
     def __str__(self) -> str:
         return self.session
-
-    def __hash__(self) -> int:
-        return hash(self.routing_id)  # of bytes, which keep their hash
 
 
 class LinkServer:

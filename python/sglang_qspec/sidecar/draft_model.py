@@ -15,6 +15,7 @@ import torch
 
 from sglang_qspec.cpu.native import use_for_drafts
 from sglang_qspec.link.fingerprint import fingerprint
+from sglang_qspec.sidecar import working_memory
 from sglang_qspec.sidecar.burst import Burst
 from sglang_qspec.sidecar.draft_kv import PassInput
 from sglang_qspec.sidecar.kv_rows import KVRows
@@ -37,7 +38,7 @@ class DraftModel:
         """
         if drafts_only:
             use_for_drafts()
-        runner = load(options)
+        runner, self._fixed_bytes = load(options)
         pool = runner.req_to_token_pool
         allocator = runner.token_to_kv_pool_allocator
         if allocator.page_size != 1 or not hasattr(allocator, "free_pages"):
@@ -97,6 +98,13 @@ class DraftModel:
         del tokenizer
         release_unused()
         return found
+
+    def report_memory(self) -> None:
+        """Log what the passes so far have taken of a GPU's memory."""
+        if self._device.type == "cuda":
+            working_memory.report(
+                working_memory.working_bytes(self._fixed_bytes), self._options.mem_fraction
+            )
 
     def unload(self) -> None:
         """Destroy SGLang's process groups; the model cannot be used afterwards."""

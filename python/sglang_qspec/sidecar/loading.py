@@ -21,6 +21,7 @@ from sglang_qspec.errors import DraftModelError
 from sglang_qspec.sidecar import marlin as kernels
 from sglang_qspec.sidecar.batch_scheduler import READ_ON_CPU, READ_ON_GPU
 from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused, table_bytes
+from sglang_qspec.sidecar.working_memory import fixed_bytes
 
 FEWEST_ROWS = 256
 """Number of rows of KV that a draft model has at least by default."""
@@ -71,10 +72,11 @@ class DraftModelOptions:
     """Whether to run code that the model ships."""
 
 
-def load(options: DraftModelOptions) -> Any:
+def load(options: DraftModelOptions) -> tuple[Any, int]:
     """Load the model into an SGLang ModelRunner.
 
-    The steps follow sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
+    Returns it with the bytes of a GPU that weights, KV and the table of rows take; 0 on a CPU. The
+    steps follow sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
     """
     # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
     from sglang.srt.plugins import load_plugins
@@ -129,9 +131,10 @@ def load(options: DraftModelOptions) -> Any:
         context_len = int(model_config.context_len)
         with fixed_kv(options, runner.model, loaded, context_len):
             runner.alloc_memory_pool()
+        fixed = 0 if _on_cpu(options) else fixed_bytes()
         runner.init_attention_backends()
         runner.init_cuda_graphs()
-    return runner
+    return runner, fixed
 
 
 @contextlib.contextmanager

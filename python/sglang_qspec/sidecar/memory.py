@@ -9,11 +9,14 @@ import gc
 from sglang_qspec.errors import DraftModelError
 
 GIB = 1 << 30
-RUNTIME_BYTES = 5 * GIB // 2
+CONTEXT_BYTES = GIB // 2
+"""Estimated memory of the CUDA context of a sidecar, in bytes."""
+RUNTIME_BYTES = CONTEXT_BYTES + 2 * GIB
 """Memory of a sidecar on a GPU besides weights, KV and the table of rows, in bytes. The value is an
-estimate for 2048 prompt tokens and 256 rows in a pass, not measured on a GPU yet. It consists of
-0.5 GiB for the CUDA context, 0.5 for the attention backend, 0.7 for graphs, 0.2 for activations,
-and 0.6 for logits and sampling: four float32 arrays of 256 rows and 150,000 tokens."""
+estimate for 2048 prompt tokens and 256 rows in a pass, not measured on a GPU yet. Besides the CUDA
+context it consists of 0.5 GiB for the attention backend, 0.7 for graphs, 0.2 for activations, and
+0.6 for logits and sampling: four float32 arrays of 256 rows and 150,000 tokens. `working_memory`
+measures what was taken."""
 
 
 PROCESS_BYTES = GIB + GIB // 4

@@ -189,7 +189,8 @@ class PassRunner:
             if left and complete and queued and counts[0] > 1 and not ends():
                 following = self._follow(drawing, completions, counts)
             drawn = drawing.read()
-            self._branch(completions, drawn.logits)
+            if most == 1:
+                self._branch(completions, drawn.logits)
             go_on = following is not None
             self._append(completions, drawn.token_ids, drawn.candidates, go_on=go_on)
             if following is None:

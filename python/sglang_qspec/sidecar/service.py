@@ -39,6 +39,7 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
     stopping = stop_signal()
     drafter = _drafter(options, model)
     drafter.warm_up()
+    model.report_memory()
     server = LinkServer(
         options.endpoint,
         _welcome(options, model),

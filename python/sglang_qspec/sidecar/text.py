@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 from sglang_qspec.link import Peer
@@ -43,15 +44,21 @@ class Aim(NamedTuple):
 
     def packed(self, count: int) -> bytes:
         """The aims of `count` tokens from this one on, one byte each."""
-        deepest = self.purpose * (DEEPEST + 1) + DEEPEST
-        first = deepest - max(0, DEEPEST - self.position)
-        return bytes(range(first, min(first + count, deepest + 1))).ljust(count, bytes((deepest,)))
+        return _packed(self.purpose, min(self.position, DEEPEST), count)
 
-    @classmethod
-    def unpack(cls, byte: int) -> Aim:
+    @staticmethod
+    @lru_cache
+    def unpack(byte: int) -> Aim:
         """The aim of a byte of `packed`."""
         purpose, position = divmod(byte, DEEPEST + 1)
-        return cls(Purpose(purpose), position)
+        return Aim(Purpose(purpose), position)
+
+
+@lru_cache(maxsize=1024)
+def _packed(purpose: Purpose, position: int, count: int) -> bytes:
+    deepest = purpose * (DEEPEST + 1) + DEEPEST
+    first = deepest - (DEEPEST - position)
+    return bytes(range(first, min(first + count, deepest + 1))).ljust(count, bytes((deepest,)))
 
 
 class Kind(Enum):
@@ -208,16 +215,18 @@ class Completion:
         share = self.shares.pop(subscriber)
         self.useful_to -= not share.outrun
 
-    def news(self) -> Iterator[tuple[Peer, Drafted]]:
+    def news(self) -> list[tuple[Peer, Drafted]]:
         """Return messages with the unsent tokens, and count these as sent.
 
         If more than CROWD requests receive the completion, only the request that it is drawn for
         gets it in pieces. The other requests get it once it is finished.
         """
         crowded = len(self.shares) > CROWD and not self.finished
+        found: list[tuple[Peer, Drafted]] = []
         for share in self.shares.values():
             if share.number == 0 or not crowded:
-                yield from share.news()
+                found += share.news()
+        return found
 
 
 @dataclass(eq=False, slots=True)
