@@ -51,26 +51,33 @@ def test_a_tenth_of_the_words_is_replaced() -> None:
     assert sum(word == f"w{number}" for number, word in enumerate(words)) == 27
 
 
-def test_client_server_and_sidecar_are_killed_and_the_batch_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("victim", "acts"),
+    [("client", []), ("server", ["launched", "started"]), ("sidecar", ["sidecar"])],
+)
+def test_a_batch_ends_with_all_answers_when_one_is_killed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, acts: list[str]
 ) -> None:
-    prompts = [f"prompt {number}" for number in range(60)]
+    prompts = [f"prompt {number}" for number in range(40)]
     path, output = write_lines(tmp_path / "in.jsonl", prompts, 8), tmp_path / "out.jsonl"
     done: list[str] = []
     with serving(FakeServer(delay=0.4, slots=1)) as url:
-        killed: Any = SimpleNamespace(
+        server: Any = SimpleNamespace(
             url=url,
             processes=[],
-            exit_code=lambda _seconds: 0,
+            exit_code=lambda _seconds=0.0: None,
             launch=lambda: done.append("launched"),
             start=lambda: done.append("started"),
         )
         sidecar = SimpleNamespace(kill=lambda: done.append("sidecar"))
         monkeypatch.setattr(kills, "sidecar_of", lambda _server: sidecar)
-        outcome, count = KilledBatch(killed, path, output, "--in-flight", "2").run(
-            kills.VICTIMS, 2.0
-        )
-    assert done == ["launched", "started", "sidecar"]
-    assert count == 3
-    assert outcome.texts == {str(n): text_of(prompt) for n, prompt in enumerate(prompts, 1)}
+        monkeypatch.setattr(kills, "state_of", lambda _server: {"sidecar": "ready"})
+        batch = KilledBatch(server, path, output, "--in-flight", "2")
+        killed = batch.run(victim, kills=2, interval=3.0)
+    assert done == 2 * acts
+    assert killed.kills == 2
+    # A sidecar is looked for 2 s after its kill, and that of a server that has started too.
+    assert (killed.sidecar_s > 0) == (victim != "client")
+    assert (killed.server_s > 0) == (victim == "server")
+    assert killed.answers.texts == {str(n): text_of(text) for n, text in enumerate(prompts, 1)}
     assert len(records_of(output)) == len(prompts)
