@@ -88,7 +88,7 @@ def stubs() -> Iterator[None]:
         yield
 
 
-class Load:
+class StubbedSidecar:
     """A drafter as a sidecar on a GPU has it, and the host's time for its work."""
 
     def __init__(self, rows: int) -> None:
@@ -144,9 +144,9 @@ class Load:
         return self._commit_seconds / self._commits * 1e3 if self._commits else None
 
 
-def waiting(rows: int, completions: int) -> Load:
+def waiting(rows: int, completions: int) -> StubbedSidecar:
     """Waiting requests with this many completions each, which are drafted to their end."""
-    load = Load(rows)
+    load = StubbedSidecar(rows)
     for number in range(max(1, rows // completions)):
         load.submit(number, completions)
     while not load.drafter.idle:
@@ -154,9 +154,9 @@ def waiting(rows: int, completions: int) -> Load:
     return load
 
 
-def running(rows: int) -> Load:
+def running(rows: int) -> StubbedSidecar:
     """Running requests, each of which commits a token before each step."""
-    load = Load(rows)
+    load = StubbedSidecar(rows)
     for number in range(rows):
         load.submit(number, 0)
         load.drafter.handle(SERVER, Admit(number))
@@ -166,7 +166,7 @@ def running(rows: int) -> Load:
     return load
 
 
-LOADS: Mapping[str, Callable[[int], Load]] = {
+LOADS: Mapping[str, Callable[[int], StubbedSidecar]] = {
     "queue drafts, 1 completion": lambda rows: waiting(rows, 1),
     f"queue drafts, {SETTINGS.completions} completions": lambda rows: waiting(
         rows, SETTINGS.completions

@@ -8,7 +8,15 @@ import pytest
 
 from benchmark import bench_overhead
 from benchmark.overhead import sidecar
-from benchmark.overhead.sidecar import LOADS, TOKEN, TOKENS, Load, StubbedModel, stubs, waiting
+from benchmark.overhead.sidecar import (
+    LOADS,
+    TOKEN,
+    TOKENS,
+    StubbedModel,
+    StubbedSidecar,
+    stubs,
+    waiting,
+)
 from sglang_qspec import transfers
 from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
 from sglang_qspec.sidecar.sampler import Sampler
@@ -86,7 +94,7 @@ def test_the_command_prints_each_load_and_the_last_line(
 
 def test_a_drafter_drafts_in_bursts_as_on_a_gpu() -> None:
     with stubs():
-        load = Load(4)
+        load = StubbedSidecar(4)
         load.submit(1, 1)
         load.step()
         load.step()
