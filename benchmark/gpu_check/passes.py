@@ -97,9 +97,12 @@ def serve(options: Options, steps: Steps, prefix: str, flags: Sequence[str]) -> 
         with steps.check(f"{prefix}graphs"):
             eager = [name for name, one in found.items() if one.eager]
             assert not eager, f"passes outside CUDA graphs: {', '.join(eager)}"
+        # Drafts that do not pay are verified as well, for example those of a CPU's wide passes.
+        update_settings(server, {"qspec_fixed_width": 1})
         for name in DISTRIBUTIONS:
             with steps.check(f"{prefix}sampled {name}"):
                 check_first_tokens(server, PARAMETERS[name], {}, samples)
+        update_settings(server, {"qspec_fixed_width": 0})
         with steps.check(f"{prefix}bfloat16 answers"):
             share, gaps = compare(server, prompts, tokens)
             steps.found.figures[f"{prefix}equal_bfloat16_answers"] = share

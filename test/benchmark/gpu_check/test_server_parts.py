@@ -112,7 +112,9 @@ def test_mixes_with_passes_outside_graphs_are_named(server: Server, options: Opt
     assert steps.found.figures["equal_bfloat16_answers"] == 1.0
     (line,) = steps.found.figures["captured"]
     assert line == "Target passes run in CUDA graphs: 1, 8. Those beside took 3 s."
-    assert [change["qspec_mode"] for change in server.changed] == [2, 4]
+    # The pipeline, and then all drafts while sampled texts are compared.
+    changed = [("qspec_mode", 2), ("qspec_mode", 4), ("qspec_fixed_width", 1)]
+    assert server.changed == [dict([each]) for each in (*changed, ("qspec_fixed_width", 0))]
     assert {"counted", "bfloat16 answers"} <= set(steps.found.passed)
 
 
