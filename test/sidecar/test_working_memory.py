@@ -50,9 +50,14 @@ def test_the_context_is_estimated_where_nvml_does_not_know_the_process(
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_nvml_that_does_not_answer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), ValueError("a MIG instance")]
+)
+def test_an_nvml_that_does_not_answer_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(_: object) -> Any:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        raise error
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", fail)
     assert working_bytes(FIXED) == 2 * GIB + CONTEXT_BYTES

@@ -63,11 +63,12 @@ def report(taken: int, fraction: float | None) -> None:
 
 def _process_bytes() -> int | None:
     """Bytes of the GPU that NVML counts for this process; None if it does not know the process."""
-    import pynvml  # SGLang requires it
-
     try:
+        import pynvml  # SGLang requires it
+
         handle = torch.cuda._get_pynvml_handler(0)
         running: list[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except (pynvml.NVMLError, RuntimeError):  # torch cannot map the name of a MIG instance
+        return next((each.usedGpuMemory for each in running if each.pid == os.getpid()), None)
+    except Exception:  # such as of a MIG instance; no measurement may end a sidecar
+        logger.debug("NVML does not count the memory of this process", exc_info=True)
         return None
-    return next((each.usedGpuMemory for each in running if each.pid == os.getpid()), None)
