@@ -48,7 +48,7 @@ IDLE_SECONDS = 0.5
 MEM_FRACTION = "0.8"
 """Largest share of a GPU for a target beside a sidecar."""
 LEAST_GIB = 70
-"""Two targets, their KV caches and graphs, and the sidecar take about 60 GiB."""
+"""Two targets, their KV caches and graphs, and the sidecar take about 60 GiB by estimate."""
 TARGET = {"factor": 4, "intermediate": 36864}
 """Padding to 8.2 billion parameters."""
 DRAFT = {"factor": 1, "intermediate": 9216}

@@ -1,6 +1,6 @@
 """Measures the host's time for a draft step of the sidecar, on a stubbed model as on a GPU.
 
-The drafter runs bursts of steps on torch's device `meta`, whose tensors have no values. The model's
+The drafter runs on torch's device `meta`, whose tensors have no values. The model's
 forward pass, the sampling kernels and the copies themselves are stubbed. All else runs: planning,
 KV slots, the parameters of sampling, the arrays of the one upload, the inputs of each pass, the
 tokens of each completion, and the messages to the server. The time is the CPU time of the drafter's
@@ -42,7 +42,7 @@ SETTINGS = QSpecConfig()
 
 
 class StubbedModel(DraftModel):
-    """A draft model whose passes take no time."""
+    """A draft model whose passes compute nothing."""
 
     def __init__(self, rows: int) -> None:
         """Have KV for `rows` rows."""

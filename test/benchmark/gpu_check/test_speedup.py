@@ -1,4 +1,4 @@
-"""The rows of a load, the prompts, and what a small GPU is told."""
+"""The row of a load, its prompts, and the reason why a small GPU is left out."""
 
 from __future__ import annotations
 

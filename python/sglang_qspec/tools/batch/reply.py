@@ -49,16 +49,7 @@ def _answer(found: Any, line: Line) -> Reply:
         reason = "the server aborted the request"
         return Reply(ReplyKind.FAILED, 200, msgspec.json.encode(found), reason)
     passes, accepted = _take_figures(found, line)
-    name, usage = found.get("id"), found.get("usage")
-    return Reply(
-        ReplyKind.ANSWERED,
-        200,
-        msgspec.json.encode(found),
-        request_id=name if isinstance(name, str) else "",
-        tokens=_count(usage, "completion_tokens") if isinstance(usage, dict) else 0,
-        passes=passes,
-        accepted=accepted,
-    )
+    return _answered(found, "completion_tokens", passes=passes, accepted=accepted)
 
 
 def _response(found: Any) -> Reply:
@@ -69,13 +60,19 @@ def _response(found: Any) -> Reply:
     if status not in _ENDED:
         reason = f"the response is {peers.message(str(status))}"
         return Reply(ReplyKind.FAILED, 200, msgspec.json.encode(found), reason)
+    return _answered(found, "output_tokens")
+
+
+def _answered(found: dict[str, Any], counted: str, **figures: Any) -> Reply:
+    """The reply of an answer; `counted` is the field of its usage with the output tokens."""
     name, usage = found.get("id"), found.get("usage")
     return Reply(
         ReplyKind.ANSWERED,
         200,
         msgspec.json.encode(found),
         request_id=name if isinstance(name, str) else "",
-        tokens=_count(usage, "output_tokens") if isinstance(usage, dict) else 0,
+        tokens=_count(usage, counted) if isinstance(usage, dict) else 0,
+        **figures,
     )
 
 

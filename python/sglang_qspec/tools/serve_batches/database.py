@@ -58,7 +58,7 @@ class Dialect:
     now: str
     """Unix time of the database in seconds."""
     for_update: str
-    """End of a SELECT whose rows nobody else changes until the end of the transaction."""
+    """Words after a SELECT that lock its rows until the end of the transaction."""
     lock_gateways: str | None
     """Statement after which no other gateway claims anything until the end of the transaction."""
 

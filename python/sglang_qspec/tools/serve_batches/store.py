@@ -93,7 +93,7 @@ class Claimed(NamedTuple):
     """Tenant and batch, the oldest first."""
     messages: Sequence[Message]
     ended: Sequence[str]
-    """Ids of the gateways whose claims it has just taken."""
+    """Ids of the gateways from which it has just taken claims."""
     is_alone: bool
     """Whether no other gateway is alive."""
 
@@ -303,7 +303,7 @@ class Store:
             execute("DELETE FROM objects WHERE id = ?", (id,))
 
     def running(self) -> list[Batch]:
-        """All batches whose state is not final, the oldest first."""
+        """All batches that have not ended, the oldest first."""
         with self._database.transaction() as execute:
             rows = execute(f"SELECT body FROM objects WHERE {IS_RUNNING} ORDER BY number", ())
         return [msgspec.json.decode(body, type=Batch) for (body,) in rows]
