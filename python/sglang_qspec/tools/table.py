@@ -1,4 +1,4 @@
-"""Tables of text."""
+"""Text for a terminal: tables, and numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or, with an s, in the plural."""
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -112,7 +112,7 @@ def _outage(text: str) -> tuple[float, float]:
 
 def run(options: argparse.Namespace) -> str:
     """Simulate, and return the text to print. Raises ConfigError for input that is not allowed."""
-    from sglang_qspec.tools import picture
+    from sglang_qspec.tools import picture, table
     from sglang_qspec.tools.plan import sweep
     from sglang_qspec.tools.plan.planner import Planner, Slo, best
     from sglang_qspec.tools.plan.report import DRAFTED, PLAIN, Report
@@ -143,7 +143,8 @@ def run(options: argparse.Namespace) -> str:
                 fewest[name] = planner.fewest(min(able, key=lambda plan: plan.needed), slo)
     if options.sweep is not None:
         lines = {name: planner.sweep(options.gpus, each.group) for name, each in chosen.items()}
-        title = f"Predicted: {options.gpus} GPUs, {found.machine} ({found.source})"
+        gpus = table.counted(options.gpus, "GPU")
+        title = f"Predicted: {gpus}, {found.machine} ({found.source})"
         sweep.write(lines, options.sweep, title)
     price, gbit = options.gpu_hour_price, options.link_gbit
     report = Report(options.gpus, found, trace, chosen, fewest, slo, price, gbit)

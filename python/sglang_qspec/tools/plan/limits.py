@@ -8,6 +8,7 @@ from sglang_qspec.link.frame import encode
 from sglang_qspec.messages import Commit, Commits, Drafted, Submit
 from sglang_qspec.tools.plan.planner import Plan
 from sglang_qspec.tools.plan.trace import Trace
+from sglang_qspec.tools.table import counted
 
 SUBMISSION, TOKEN = 100_000, 100_000
 """A typical submission number and token id, which msgpack encodes in five bytes each."""
@@ -57,7 +58,8 @@ def lines_of(plan: Plan, trace: Trace, gbit: float) -> list[str]:
     share = found.sidecar_busy
     sizes = f"{drafted_bytes()} bytes for a draft token"
     link = found.drafted * drafted_bytes() + found.requests * submit_bytes(round(prompt))
-    load = f"Sidecar: it drafts {100 * share:.0f} % of the time for {group.targets} targets"
+    fed = counted(group.targets, "target")
+    load = f"Sidecar: it drafts {100 * share:.0f} % of the time for {fed}"
     if group.pipeline == "queue":
         most = f"about {group.targets / share:.0f}" if share else "any number of"
         load += f", so it is saturated with {most} targets"

@@ -10,7 +10,7 @@ from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.limits import lines_of
 from sglang_qspec.tools.plan.planner import OBJECTIVES, Plan, Slo, best
 from sglang_qspec.tools.plan.trace import Trace
-from sglang_qspec.tools.table import aligned
+from sglang_qspec.tools.table import aligned, counted
 
 DRAFTED, PLAIN = "QSPEC", "no speculation"
 """Names of the plans."""
@@ -44,7 +44,7 @@ class Report:
         head = (*HEAD, *(f"{name} s" for name in SHOWN), "tokens/pass")
         parts = [
             self.verdict,
-            f"{self.gpus} GPUs, {tables.machine}: target {tables.target}, draft model "
+            f"{counted(self.gpus, 'GPU')}, {tables.machine}: target {tables.target}, draft model "
             f"{tables.draft}, {self.trace.requests} requests. Times are {origin}"
             + (f", and the agreement is {alpha}." if alpha else "."),
             aligned([head, *(self._row(name) for name in self.chosen)]),
@@ -74,11 +74,11 @@ class Report:
     def verdict(self) -> str:
         """Whether a sidecar pays, with the figures of both plans."""
         plain = self.compared[PLAIN]
-        without = f"{self._reached(plain)} from {_count(plain.targets, 'plain server')}"
+        without = f"{self._reached(plain)} from {counted(plain.targets, 'plain server')}"
         if DRAFTED not in self.compared:
             return f"No sidecar: no GPU is left for one beside a target; {without}."
         plan = self.compared[DRAFTED]
-        made_of = f"{_count(plan.targets, 'target')} with {_count(plan.sidecars, 'sidecar')}"
+        made_of = f"{counted(plan.targets, 'target')} with {counted(plan.sidecars, 'sidecar')}"
         drafted = f"{self._reached(plan)} from {made_of}"
         if self.best == PLAIN:
             return f"No sidecar: {without}, and {drafted}, the best plan with a sidecar."
@@ -86,7 +86,7 @@ class Report:
         return (
             f"A sidecar pays: {drafted}, and {without}. One sidecar "
             f"{'card' if cards == 1 else f'of {cards} GPUs'} feeds "
-            f"{_count(plan.group.targets, 'target')} and drafts "
+            f"{counted(plan.group.targets, 'target')} and drafts "
             f"{100 * plan.figures.sidecar_busy:.0f} % of the time."
         )
 
@@ -126,7 +126,7 @@ class Report:
     def _reached(self, plan: Plan) -> str:
         """What decides between plans: throughput of a batch, latency of arrivals or for an SLO."""
         if self.slo is not None and self.compared is self.fewest:
-            return f"{self.slo.name} <= {self.slo.seconds:g} s on {plan.gpus} GPUs"
+            return f"{self.slo.name} <= {self.slo.seconds:g} s on {counted(plan.gpus, 'GPU')}"
         if plan.is_overloaded:
             return "more requests than can be served"
         figures = [] if self.trace.rate else [f"{plan.rate:.0f} tokens/s"]
@@ -151,9 +151,9 @@ class Report:
         if name in self.fewest:
             least = self.fewest[name]
             line += (
-                f" {least.gpus} GPUs are enough ({least.targets} targets with {least.group.slots} "
-                f"slots, {least.sidecars} sidecars), for {least.cost(self.price):.3f} a million "
-                "tokens."
+                f" Enough: {counted(least.gpus, 'GPU')} ({counted(least.targets, 'target')} with "
+                f"{counted(least.group.slots, 'slot')}, {counted(least.sidecars, 'sidecar')}), for "
+                f"{least.cost(self.price):.3f} a million tokens."
             )
         return line
 
@@ -174,7 +174,3 @@ class Report:
             "load": plan.load,
             "meets_slo": plan.meets(self.slo),
         }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
