@@ -17,7 +17,7 @@ PACKAGE = ROOT / "python" / "sglang_qspec"
 # A part imports only from its own layer and those before it.
 LAYERS = (
     {"config", "controls", "draft_source", "errors", "guess_tags", "messages", "seeds", "values"},
-    {"trie", "link", "verify", "transfers"},
+    {"trie", "link", "verify", "heads", "transfers"},
     {"policy", "cpu"},
     {"sidecar"},
     {"engine"},

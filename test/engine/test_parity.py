@@ -1,9 +1,9 @@
 """Greedy answers equal the target's, token for token, however requests are scheduled.
 
 100 prompts of 5 to 400 tokens, answers of up to 128 tokens, float32. One server answers without
-speculation. The other speculates, prefills in chunks of 64 tokens, reuses prefixes from the radix
-cache, and retracts requests because its KV pool is small. Meanwhile other requests are aborted.
-The tests run on a server of a CPU and on one that passes as a GPU server does.
+speculation. The other speculates, prefills in chunks of 64 tokens, and reuses prefixes from the
+radix cache. Meanwhile other requests are aborted. Its KV pool is small, so it retracts some of 16
+longer answers. The tests run on a server of a CPU and on one that passes as a GPU server does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,7 +43,10 @@ COMMON = [
     *("--context-length", "2048", "--log-level", "warning", "--enable-metrics"),
 ]
 POOL = 2400
-"""KV slots, fewer than 16 long requests need."""
+"""KV slots, fewer than LONG need."""
+LONG = slice(16)
+"""Prompts with longer answers."""
+LONGER = {"temperature": 0, "max_new_tokens": 300}
 
 
 def prompts() -> list[str]:
@@ -68,22 +71,38 @@ def prompts() -> list[str]:
     return texts
 
 
-@pytest.fixture(scope="module")
-def expected(models: DemoModels) -> list[list[int]]:
+class Expected(NamedTuple):
     """Output ids of a server without speculation, with KV slots for all requests."""
+
+    answers: list[list[int]]
+    longer: list[list[int]]
+    """Those of LONG, with LONGER."""
+
+
+@pytest.fixture(scope="module")
+def expected(models: DemoModels) -> Expected:
     with Server(models.target, [*COMMON, "--max-total-tokens", "16384"], cores=cores(0)) as server:
-        answers = server.post("/generate", {"text": prompts(), "sampling_params": GREEDY})
+        answers = ask_all(server, prompts(), GREEDY)
+        longer = ask_all(server, prompts()[LONG], LONGER)
     lengths = [answer["meta_info"]["prompt_tokens"] for answer in answers]
     assert min(lengths) <= SHORTEST
     assert LONGEST / 2 < max(lengths) <= LONGEST
-    return [answer["output_ids"] for answer in answers]
+    return Expected(*([each["output_ids"] for each in given] for given in (answers, longer)))
+
+
+def ask_all(server: Server, texts: list[str], params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Answers to prompts that are all asked at once."""
+    found: list[dict[str, Any]] = server.post(
+        "/generate", {"text": texts, "sampling_params": params}
+    )
+    return found
 
 
 @pytest.fixture(scope="module")
 def server(
     request: pytest.FixtureRequest,
     models: DemoModels,
-    expected: list[list[int]],
+    expected: Expected,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     arguments = [
@@ -160,35 +179,38 @@ def ask(server: Server, text: str) -> dict[str, Any]:
 )
 def test_every_answer_is_the_targets(
     server: Server,
-    expected: list[list[int]],
+    expected: Expected,
     concurrency: int,
     ragged: bool,
     record_property: Callable[[str, object], None],
 ) -> None:
     server.post("/flush_cache?timeout=60", {})
     update_settings(server, {"qspec_ragged": int(ragged)})
-    retracted = total(server, "sglang:num_retracted_requests_total")
     with chaos(server), ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda text: ask(server, text), prompts()))
-    retracted = total(server, "sglang:num_retracted_requests_total") - retracted
     different = [
         number
-        for number, (answer, own) in enumerate(zip(answers, expected, strict=True))
+        for number, (answer, own) in enumerate(zip(answers, expected.answers, strict=True))
         if answer["output_ids"] != own
     ]
     records = [answer["meta_info"]["qspec"] for answer in answers]
     cached = sum(answer["meta_info"]["cached_tokens"] for answer in answers)
     accepted = sum(record["accepted_tokens"] for record in records)
-    tokens = sum(len(own) for own in expected)
+    tokens = sum(len(own) for own in expected.answers)
     line = (
         f"concurrency {concurrency}, ragged {ragged}: {len(different)} of {PROMPTS} differ, "
-        f"{accepted} of {tokens} tokens accepted, {cached} prompt tokens cached, "
-        f"{retracted:.0f} retracted"
+        f"{accepted} of {tokens} tokens accepted, {cached} prompt tokens cached"
     )
     record_property("parity", line)
     print(line)  # noqa: T201 (for -rP)
     assert not different
     assert accepted > tokens / 4
     assert cached > 0
-    if concurrency == 16:
-        assert retracted > 0
+
+
+@pytest.mark.parametrize("server", ["normal", "gpu"], indirect=True)
+def test_a_retracted_request_has_the_targets_answer(server: Server, expected: Expected) -> None:
+    before = total(server, "sglang:num_retracted_requests_total")
+    answers = ask_all(server, prompts()[LONG], LONGER)
+    assert total(server, "sglang:num_retracted_requests_total") > before
+    assert [answer["output_ids"] for answer in answers] == expected.longer

@@ -51,9 +51,7 @@ def test_the_json_has_the_same_figures(plan: list[str], capsys: pytest.CaptureFi
     assert drafted["seconds"]["mean"] < plain["seconds"]["mean"]
     assert found["best"] == "no speculation"
     fewest = found["fewest_gpus"]["QSPEC"]["gpus"]
-    assert found["verdict"].startswith(
-        "No sidecar: mean <= 5 s on 1 GPU from 1 plain server, and "
-    )
+    assert found["verdict"].startswith("No sidecar: mean <= 5 s on 1 GPU from 1 plain server, and ")
     assert f"mean <= 5 s on {fewest} GPUs from 1 target with 1 sidecar" in found["verdict"]
 
 

@@ -15,6 +15,7 @@ from sglang_qspec.tools.models import convert, demo_models, quantize, skip_layer
 from sglang_qspec.tools.models.convert import DTYPES
 from sglang_qspec.tools.models.prompts import CALIBRATION, texts_of
 from sglang_qspec.tools.models.skip_layers import TOKENS
+from sglang_qspec.tools.train_head import command as train_head
 
 DESCRIPTION = """Write target and draft checkpoints, and measure what draft models would be worth.
 docs/draft-models.md describes the tasks."""
@@ -125,6 +126,11 @@ TASKS = {
         "Dequantize the weights of a GGUF file, write them with configuration, tokenizer and chat "
         "template as a Hugging Face checkpoint, and print its folder. Architectures are those that "
         "transformers reads from GGUF files, such as Llama, Qwen2, Qwen3 and Gemma.",
+    ),
+    "train-head": Task(
+        train_head.add_options,
+        "train an EAGLE-3 head for a target",
+        train_head.DESCRIPTION,
     ),
     "compare": Task(
         compare.add_options,

@@ -1,0 +1,94 @@
+"""Heads on disk, in the format that SGLang and vLLM read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import read
+from sglang_qspec.heads.model import Head
+
+WEIGHTS = "model.safetensors"
+FIRST_LAYER = "layers.0."
+"""How some checkpoints call `midlayer`."""
+IGNORED = frozenset({"t2d", "embed_tokens.weight"})
+"""What follows from `d2t` or belongs to the target."""
+
+
+def save(head: Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head into an existing folder, with weights in `dtype`."""
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    has_id = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    has_id[head.target_ids.cpu()] = True
+    tensors["t2d"] = has_id
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    fields = {**head.config.fields, "dtype": str(dtype).removeprefix("torch.")}
+    text = json.dumps(fields, indent=2)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Head:
+    """Load a head. Raises ConfigError if it is damaged, or not supported."""
+    config = read(folder)
+    try:
+        with torch.device("meta"):
+            head = Head(config)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+    tensors: dict[str, torch.Tensor] = {}
+    paths = sorted(folder.glob("*.safetensors"))
+    try:
+        for path in paths:
+            tensors |= load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not paths:
+        raise ConfigError(f"{folder} has no file *.safetensors")
+    found = {_own_name(name): tensor for name, tensor in tensors.items()}
+    if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
+        found["d2t"] = torch.zeros(config.vocab_size, dtype=torch.int64, device=device)
+    _check(folder, head, found)
+    given = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int64)
+        for name, tensor in found.items()
+    }
+    head.load_state_dict(given, assign=True)
+    head.rotary = type(head.rotary)(head.rotary.config).to(device)
+    return head.eval()
+
+
+def _own_name(name: str) -> str:
+    """The name of a weight in `Head`."""
+    name = name.removeprefix("model.")
+    return name.replace(FIRST_LAYER, "midlayer.", 1) if name.startswith(FIRST_LAYER) else name
+
+
+def _check(folder: Path, head: Head, found: dict[str, Any]) -> None:
+    """Raise ConfigError unless `found` has the weights of the head; remove what is ignored."""
+    for name in IGNORED & found.keys():
+        del found[name]
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ConfigError(f"{folder} has no weight {name}")
+        if tuple(found[name].shape) != shape:
+            raise ConfigError(
+                f"{folder}: {name} has shape {list(found[name].shape)}, but must have {list(shape)}"
+            )
+    if more := sorted(found.keys() - wanted.keys()):
+        raise ConfigError(f"{folder} has weights that are not supported: {', '.join(more[:3])}")
+    ids = torch.arange(len(found["d2t"]), device=found["d2t"].device) + found["d2t"]
+    if int(ids.min()) < 0 or int(ids.max()) >= head.config.vocab_size:
+        raise ConfigError(
+            f"{folder}: d2t leads to ids from {int(ids.min())} to {int(ids.max())}, but the target "
+            f"has {head.config.vocab_size} ids"
+        )

@@ -1,0 +1,211 @@
+"""The configuration of a head: which target it fits, and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sglang_qspec.errors import ConfigError
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+"""SGLang's name of the class that loads these heads."""
+STATES = 3
+"""Number of the target's hidden states that a head reads by default."""
+MOST_STATES = 16
+
+
+class _Eagle(msgspec.Struct, frozen=True):
+    """What SGLang reads from `eagle_config`."""
+
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    use_aux_hidden_state: bool = True
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """The fields of a head's `config.json` that are checked here."""
+
+    architectures: list[str]
+    hidden_size: int
+    vocab_size: int
+    target_hidden_size: int | None = None
+    draft_vocab_size: int | None = None
+    num_hidden_layers: int = 1
+    num_aux_hidden_states: int | None = None
+    eagle_config: _Eagle | None = None
+    tie_word_embeddings: bool = False
+    bias: bool = False
+    attention_bias: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    use_aux_norm: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A head with one decoder layer. Widths are numbers of features."""
+
+    hidden_size: int
+    """Width of the head, which is that of the target's embeddings."""
+    target_hidden_size: int
+    """Width of the target's hidden states."""
+    vocab_size: int
+    """Number of token ids of the target."""
+    draft_vocab_size: int
+    """Number of token ids that the head can draft."""
+    layers: tuple[int, ...] | None
+    """Layers of the target whose outputs the head reads; None means `default_layers`."""
+    states: int
+    """Number of these layers."""
+    fields: Mapping[str, Any]
+    """Fields of the decoder layer, for transformers' `LlamaConfig`."""
+
+    def layers_of(self, target_layers: int) -> tuple[int, ...]:
+        """The layers to read of a target with this number of layers. Raises ConfigError."""
+        layers = default_layers(target_layers) if self.layers is None else self.layers
+        if max(layers) >= target_layers - 1:
+            raise ConfigError(
+                f"the head reads layer {max(layers)} of its target, but must read layers below "
+                f"the last one, {target_layers - 1}"
+            )
+        return layers
+
+    def check_target(self, config: Mapping[str, Any]) -> None:
+        """Raise ConfigError unless a target with this `config.json` has the head's widths."""
+        found = {
+            "hidden_size": (self.target_hidden_size, config.get("hidden_size")),
+            "vocab_size": (self.vocab_size, config.get("vocab_size")),
+        }
+        for name, (own, target) in found.items():
+            if own != target:
+                raise ConfigError(
+                    f"the head is for a target with {name} {own}, but the target has {target}"
+                )
+        self.layers_of(int(config["num_hidden_layers"]))
+
+
+def default_layers(target_layers: int) -> tuple[int, ...]:
+    """The layers whose outputs heads read by default: an early, a middle and a late one.
+
+    The numbers are those of SGLang's `set_eagle3_layers_to_capture`, and of vLLM.
+    """
+    return 1, target_layers // 2 - 1, target_layers - 4
+
+
+def is_head(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a `config.json` is that of a head which this part can run."""
+    return ARCHITECTURE in content.get("architectures", ())
+
+
+def read(folder: Path) -> HeadConfig:
+    """Read the configuration of a head. Raises ConfigError with what is not supported."""
+    path = folder / "config.json"
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        content = msgspec.convert(fields, _Content)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if ARCHITECTURE not in content.architectures:
+        named = ", ".join(content.architectures)
+        raise ConfigError(f"{path}: architectures is {named}, but must be {ARCHITECTURE}")
+    for name, value, allowed in (
+        ("num_hidden_layers", content.num_hidden_layers, 1),
+        ("tie_word_embeddings", content.tie_word_embeddings, False),
+        ("bias", content.bias, False),
+        ("attention_bias", content.attention_bias, False),
+        ("norm_before_fc", content.norm_before_fc, False),
+        ("fc_norm", content.fc_norm or content.use_aux_norm, False),
+        ("norm_output", content.norm_output, False),
+    ):
+        if value != allowed:
+            raise ConfigError(f"{path}: {name} is {value}, but only {allowed} is supported")
+    eagle = content.eagle_config or _Eagle()
+    if not eagle.use_aux_hidden_state:
+        raise ConfigError(f"{path}: use_aux_hidden_state is false, but only true is supported")
+    layers = eagle.eagle_aux_hidden_state_layer_ids
+    states = content.num_aux_hidden_states or (len(layers) if layers else STATES)
+    _check_layers(path, layers, states)
+    return HeadConfig(
+        hidden_size=content.hidden_size,
+        target_hidden_size=content.target_hidden_size or content.hidden_size,
+        vocab_size=content.vocab_size,
+        draft_vocab_size=content.draft_vocab_size or content.vocab_size,
+        layers=None if layers is None else tuple(layers),
+        states=states,
+        fields=fields,
+    )
+
+
+def _check_layers(path: Path, layers: Sequence[int] | None, states: int) -> None:
+    if not 1 <= states <= MOST_STATES:
+        raise ConfigError(
+            f"{path}: num_aux_hidden_states is {states}, but must be from 1 to {MOST_STATES}"
+        )
+    if layers is None:
+        if states != STATES:
+            raise ConfigError(
+                f"{path}: num_aux_hidden_states is {states}, so "
+                "eagle_aux_hidden_state_layer_ids must name the layers"
+            )
+    elif len(layers) != states or min(layers) < 0:
+        raise ConfigError(
+            f"{path}: eagle_aux_hidden_state_layer_ids is {list(layers)}, but must be {states} "
+            "layers from 0 on"
+        )
+
+
+def for_target(
+    target: Mapping[str, Any], draft_vocab_size: int, layers: Sequence[int] | None = None
+) -> HeadConfig:
+    """The configuration of a new head for a target with this `config.json`.
+
+    Raises ConfigError if the target has no decoder layers as Llama has them.
+    """
+    needed = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    )
+    for name in needed:
+        if not isinstance(target.get(name), int):
+            raise ConfigError(f"the target's config.json has no {name}, which a head needs")
+    kept = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters"),
+        *("max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id"),
+    )
+    fields = {name: target[name] for name in kept if target.get(name) is not None}
+    number = int(target["num_hidden_layers"])
+    chosen = default_layers(number) if layers is None else tuple(layers)
+    if not all(0 <= layer < number - 1 for layer in chosen):
+        raise ConfigError(
+            f"layers is {list(chosen)}, but each must be from 0 to {number - 2}, because the "
+            f"target has {number} layers and a head cannot read the last one"
+        )
+    fields |= {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": draft_vocab_size,
+        "tie_word_embeddings": False,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(chosen),
+            "use_aux_hidden_state": True,
+        },
+    }
+    return HeadConfig(
+        hidden_size=target["hidden_size"],
+        target_hidden_size=target["hidden_size"],
+        vocab_size=target["vocab_size"],
+        draft_vocab_size=draft_vocab_size,
+        layers=chosen,
+        states=len(chosen),
+        fields=fields,
+    )

@@ -1,0 +1,188 @@
+"""The task `qspec models train-head`: its options, and the way from a target to a head."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from sglang_qspec import values
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.tools import declare
+from sglang_qspec.tools.models.cache import build_folder
+from sglang_qspec.tools.models.files import check_new, read_config, write_json
+from sglang_qspec.tools.models.intact import check_intact
+from sglang_qspec.tools.models.prompts import texts_of
+from sglang_qspec.tools.train_head.prompts import PROMPTS
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTION = """Train an EAGLE-3 head for a target, on texts that the target writes itself, and
+print its folder. The head is in the format that SGLang and vLLM read. A killed command goes on
+where it was."""
+HELD_OUT = 16
+"""One prompt of this number is kept to judge the head with."""
+LEAST_PROMPTS = 2
+RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a head is trained."""
+
+    answers: int = 2
+    """Answers to a prompt: a greedy one, and sampled ones."""
+    tokens: int = 128
+    """Maximum number of tokens of an answer."""
+    epochs: int = 4
+    """Times that each text is read."""
+    depth: int = 4
+    """Tokens that the head drafts in a row."""
+    draft_vocab: int | None = None
+    """Number of token ids that the head drafts; None means a quarter of the target's."""
+    layers: tuple[int, ...] | None = None
+    """Layers of the target whose outputs the head reads; None means `heads.default_layers`."""
+    batch_tokens: int = 2048
+    """Maximum number of tokens of a step."""
+    seed: int = 1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the task."""
+    default = Training()
+    add = partial(declare.value, parser)
+    add("--model", "folder of the target", Path, required=True)
+    add("--output", "folder to create", Path, required=True)
+    add(
+        "--prompts",
+        "file with a `prompt` in each line, or in Spec-Bench's format; take prompts like your own "
+        f"(default: {len(PROMPTS)} of mixed kinds)",
+        Path,
+        "JSONL",
+    )
+    add("--num-prompts", "number of prompts to take", values.positive, "N", default=192)
+    text = "answers to each prompt: a greedy one, and sampled ones"
+    add("--answers", text, values.positive, "N", default=default.answers)
+    text = "maximum length of an answer, in tokens"
+    add("--tokens", text, values.positive, "N", default=default.tokens)
+    add("--epochs", "times that each text is read", values.positive, "N", default=default.epochs)
+    text = "tokens that the head learns to draft in a row"
+    add("--depth", text, values.whole(1, 16), "N", default=default.depth)
+    text = "number of token ids that the head drafts (default: a quarter of the target's)"
+    add("--draft-vocab", text, values.positive, "N")
+    parser.add_argument(
+        "--layers",
+        type=values.option(values.whole(0, 1000)),
+        nargs="+",
+        metavar="N",
+        help="layers of the target whose outputs the head reads, from 0 on (default: those that "
+        "SGLang captures by default)",
+    )
+    text = "maximum number of tokens of a step"
+    add("--batch-tokens", text, values.positive, "N", default=default.batch_tokens)
+    text = "seed of the sampled answers and of the training"
+    add("--seed", text, values.whole(0, 2**31 - 1), "N", default=default.seed)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Train the head; return its folder, after how well it drafts. Raises QSpecError."""
+    training = Training(
+        options.answers,
+        options.tokens,
+        options.epochs,
+        options.depth,
+        options.draft_vocab,
+        None if options.layers is None else tuple(options.layers),
+        options.batch_tokens,
+        options.seed,
+    )
+    prompts = texts_of(options.prompts, PROMPTS)[: options.num_prompts]
+    return str(train_head(options.model, options.output, prompts, training))
+
+
+def train_head(model: Path, output: Path, prompts: Sequence[str], training: Training) -> Path:
+    """Train a head for the checkpoint `model`, and write it to the new folder `output`.
+
+    One of HELD_OUT prompts judges the head. Texts and training are kept in a folder beside
+    `output`, which the next call with the same arguments goes on with.
+
+    Raises ConfigError if an argument is not allowed for the model, or the checkpoint is not intact.
+    Raises QSpecError if `output` exists and is not empty.
+    """
+    from sglang_qspec.heads import checkpoint  # torch takes seconds
+    from sglang_qspec.heads.config import for_target
+    from sglang_qspec.tools.train_head.new_head import frequent_ids, new_head
+    from sglang_qspec.tools.train_head.target import Target
+    from sglang_qspec.tools.train_head.texts import written
+    from sglang_qspec.tools.train_head.trainer import Trainer, mixed_precision
+    from sglang_qspec.tools.train_head.training import fit
+
+    check_new(output)
+    if len(prompts) < LEAST_PROMPTS:
+        raise ConfigError(f"there are {len(prompts)} prompts, but at least {LEAST_PROMPTS} needed")
+    config = read_config(model)
+    vocab = config.get("vocab_size", 0)
+    number = training.draft_vocab or max(1, vocab // 4)
+    if number > vocab:
+        raise ConfigError(f"draft vocab is {number}, but the target has {vocab} token ids")
+    head_config = for_target(config, number, training.layers)
+    check_intact(model)
+    folder = _kept(model, output, prompts, training)
+    target = Target(model)
+    given = {"answers": training.answers, "tokens": training.tokens, "seed": training.seed}
+    texts = written(target, prompts, folder / "texts.jsonl", **given)
+    held = [texts[place] for place in range(0, len(prompts), HELD_OUT)]
+    judges = {tuple(text.prompt) for text in held}
+    learnt = [text for text in texts if tuple(text.prompt) not in judges]
+    assert head_config.layers is not None
+    trainer = Trainer(
+        new_head(head_config, frequent_ids(learnt, number), target),
+        target,
+        learnt,
+        layers=head_config.layers,
+        epochs=training.epochs,
+        depth=training.depth,
+        batch_tokens=training.batch_tokens,
+        seed=training.seed,
+    )
+    trainer.run(folder / "state.pt")
+    with mixed_precision(target):
+        found = fit(trainer.head, target, held, head_config.layers, training.depth)
+    logger.info(
+        "on %d answers to other prompts %.1f %% of the first draft tokens are the target's, and a "
+        "draft of %d tokens gives %.2f tokens a pass",
+        len(held),
+        100 * found.right[0],
+        training.depth,
+        found.accept_length,
+    )
+
+    def build(content: Path) -> None:
+        checkpoint.save(trainer.head, content)
+
+    build_folder(output, build)
+    shutil.rmtree(folder)
+    return output
+
+
+def _kept(model: Path, output: Path, prompts: Sequence[str], training: Training) -> Path:
+    """The folder with what a killed command has done; a new one if the arguments are others."""
+    digest = hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+    recipe = {"model": str(model.absolute()), "prompts": digest, **asdict(training)}
+    recipe = json.loads(json.dumps(recipe))
+    folder = output.absolute().parent / f".{output.name}.training"
+    path = folder / RECIPE
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) == recipe:
+        logger.info("going on with the training in %s", folder)
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(path, recipe)
+    return folder

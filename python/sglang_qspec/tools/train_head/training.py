@@ -1,0 +1,160 @@
+"""The training of a head: its loss along texts of the target, and how often it drafts right.
+
+A head drafts several tokens one after another, and reads its own output for all but the first. So
+it is trained as it drafts (training-time test, Li et al. 2025, arXiv 2503.01840): at depth d row i
+reads its output at depth d - 1 and token i + 1 + d of the text, and its attention sees the rows up
+to i at depth 0 and its own at the depths up to d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sglang_qspec.heads.model import Head
+from sglang_qspec.tools.train_head.target import PAD, Target, Text
+
+DECAY = 0.8
+"""Weight of the loss at a depth over that at the depth before."""
+
+
+class Batch(NamedTuple):
+    """Texts of one step, padded to the longest."""
+
+    token_ids: Tensor
+    """Int64 [texts, tokens]."""
+    begins: Tensor
+    """Length of each text's prompt, int64 [texts]."""
+    ends: Tensor
+    """Length of each text, int64 [texts]."""
+    greedy: Tensor
+    """Whether the answers are greedy, bool [texts]."""
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
+        """The batch of some texts."""
+        ids = torch.full((len(texts), max(len(each.token_ids) for each in texts)), PAD)
+        for row, text in enumerate(texts):
+            ids[row, : len(text.token_ids)] = torch.tensor(text.token_ids)
+        begins = torch.tensor([len(each.prompt) for each in texts])
+        ends = torch.tensor([len(each.token_ids) for each in texts])
+        greedy = torch.tensor([each.greedy for each in texts])
+        return cls(ids.to(device), begins.to(device), ends.to(device), greedy.to(device))
+
+    def answers(self, depth: int) -> Tensor:
+        """Whether row i drafts a token of the answer at this depth, bool [texts, tokens]."""
+        drafted = torch.arange(self.token_ids.shape[1], device=self.ends.device) + 2 + depth
+        return (drafted >= self.begins[:, None]) & (drafted < self.ends[:, None])
+
+    def tokens(self, ahead: int) -> Tensor:
+        """Token i + `ahead` at place i, padded at the end, int64 [texts, tokens]."""
+        return functional.pad(
+            self.token_ids[:, ahead:], (0, min(ahead, self.token_ids.shape[1])), value=PAD
+        )
+
+
+def depths(
+    head: Head, states: Tensor, batch: Batch, embedding: Tensor, most: int
+) -> Iterator[Tensor]:
+    """Logits of the head's ids at each depth below `most`, [texts, tokens, draft ids].
+
+    `states` are those that the head reads (`target.States`), and `embedding` is the target's.
+    """
+    hidden = head.project(states)
+    size = batch.token_ids.shape[1]
+    positions = torch.arange(size, device=hidden.device).expand(len(batch.token_ids), -1)
+    hides = torch.ones(size, size, dtype=torch.bool, device=hidden.device).triu(1)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    for depth in range(most):
+        embeds = functional.embedding(batch.tokens(1 + depth), embedding).to(hidden.dtype)
+        query, key, value = head.inputs(embeds, hidden, positions + depth)
+        shared = query.shape[1] // key.shape[1]
+        keys.append(key.repeat_interleave(shared, 1))
+        values.append(value.repeat_interleave(shared, 1))
+        scale = query.shape[-1] ** -0.5
+        scores = [(query @ keys[0].transpose(-1, -2)).masked_fill(hides, float("-inf"))]
+        scores += [(query * own).sum(-1, keepdim=True) for own in keys[1:]]
+        weights = (torch.cat(scores, -1).float() * scale).softmax(-1).to(hidden.dtype)
+        mixed = weights[..., :size] @ values[0]
+        for place, own in enumerate(values[1:]):
+            mixed = mixed + weights[..., size + place, None] * own
+        hidden = head.output(mixed, hidden)
+        yield head.logits(hidden)
+
+
+class Teacher:
+    """The distributions of the target that a head learns, over the ids that it drafts."""
+
+    def __init__(self, target: Target, head: Head) -> None:
+        self._lm_head = target.lm_head[head.target_ids].clone()
+        self._knows = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=target.device)
+        self._knows[head.target_ids] = True
+
+    def logits(self, last: Tensor) -> Tensor:
+        """The target's logits of the ids after each state, [texts, tokens, draft ids]."""
+        return last @ self._lm_head.T
+
+    def knows(self, token_ids: Tensor) -> Tensor:
+        """Whether the head has these ids of the target."""
+        return self._knows[token_ids]
+
+
+def loss(
+    head: Head, teacher: Teacher, target: Target, batch: Batch, layers: Sequence[int], most: int
+) -> Tensor:
+    """The loss over all depths below `most`: how far the head's distributions are off."""
+    states = target.states(batch.token_ids, layers)
+    wanted = teacher.logits(states.last.clone()).float().softmax(-1)
+    total = torch.zeros((), device=wanted.device)
+    weight = 1.0
+    found = depths(head, states.read.clone(), batch, target.embedding, most)
+    for depth, logits in enumerate(found):
+        counts = batch.answers(depth) & teacher.knows(batch.tokens(2 + depth))
+        rows = counts[:, : wanted.shape[1] - 1 - depth].nonzero(as_tuple=True)
+        own = logits[rows].float().log_softmax(-1)
+        probs = wanted[rows[0], rows[1] + 1 + depth]
+        total = total - weight * (probs * own).sum(-1).sum() / max(1, len(rows[0]))
+        weight *= DECAY
+    return total
+
+
+class Fit(NamedTuple):
+    """How well a head drafts along greedy answers of its target."""
+
+    right: list[float]
+    """By depth, share of tokens that are the target's, given the target's tokens before them."""
+    accepted: list[float]
+    """By depth, share of the drafts of which all tokens up to this depth are the target's."""
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a pass over a greedy draft as long as there are depths."""
+        return 1.0 + sum(self.accepted)
+
+
+@torch.inference_mode()
+def fit(head: Head, target: Target, texts: Sequence[Text], layers: Sequence[int], most: int) -> Fit:
+    """Judge a head by greedy answers that it was not trained with."""
+    ids = head.target_ids
+    right, accepted, rows = [0] * most, [0] * most, [0] * most
+    for text in texts:
+        batch = Batch.of([text], target.device)
+        states = target.states(batch.token_ids, layers)
+        begin = batch.answers(0) & batch.answers(most - 1)  # a token of the answer at each depth
+        chain = begin
+        for depth, logits in enumerate(depths(head, states.read, batch, target.embedding, most)):
+            is_right = (ids[logits.argmax(-1)] == batch.tokens(2 + depth)) & begin
+            chain = chain & is_right
+            right[depth] += int(is_right.sum())
+            accepted[depth] += int(chain.sum())
+            rows[depth] += int(begin.sum())
+    return Fit(_shares(right, rows), _shares(accepted, rows))
+
+
+def _shares(counts: Sequence[int], rows: Sequence[int]) -> list[float]:
+    return [count / max(1, most) for count, most in zip(counts, rows, strict=True)]

@@ -1,0 +1,91 @@
+"""Heads on disk: what was saved is loaded, and what is damaged is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads import checkpoint
+from test.heads.tiny import random_head
+
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+
+
+def changed(folder: Path, change: Callable[[Tensors], object]) -> Path:
+    """A head in `folder` whose weights have been changed."""
+    checkpoint.save(random_head(), folder, torch.float32)
+    tensors = load_file(folder / checkpoint.WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / checkpoint.WEIGHTS)
+    return folder
+
+
+def test_a_saved_head_is_loaded_again(tmp_path: Path) -> None:
+    head = random_head()
+    checkpoint.save(head, tmp_path, torch.float32)
+    again = checkpoint.load(tmp_path, torch.float32, CPU)
+    assert again.config.draft_vocab_size == 80
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert torch.equal(again.target_ids, head.target_ids)
+    assert all(weight.dtype == torch.float32 for weight in again.parameters())
+
+
+def test_weights_may_have_the_names_of_other_publishers(tmp_path: Path) -> None:
+    def rename(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace("midlayer.", "model.layers.0.")] = tensors.pop(name)
+        tensors["model.embed_tokens.weight"] = torch.zeros(260, 64)
+
+    again = checkpoint.load(changed(tmp_path, rename), torch.bfloat16, CPU)
+    wanted = random_head().state_dict()["midlayer.mlp.up_proj.weight"]
+    assert torch.equal(again.midlayer.mlp.up_proj.weight, wanted.bfloat16())
+
+
+def test_a_head_with_all_ids_needs_no_table(tmp_path: Path) -> None:
+    head = random_head(260)
+    checkpoint.save(head, tmp_path)
+    tensors = load_file(tmp_path / checkpoint.WEIGHTS)
+    del tensors["d2t"], tensors["t2d"]
+    save_file(tensors, tmp_path / checkpoint.WEIGHTS)
+    assert checkpoint.load(tmp_path, torch.float32, CPU).target_ids.tolist() == list(range(260))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("fc.weight"), "has no weight fc.weight"),
+        (lambda tensors: tensors.pop("d2t"), "has no weight d2t"),
+        (
+            lambda tensors: tensors.update({"fc.weight": torch.zeros(64, 64)}),
+            r"fc.weight has shape \[64, 64\], but must have \[64, 192\]",
+        ),
+        (
+            lambda tensors: tensors.update({"layers.1.mlp.up_proj.weight": torch.zeros(1)}),
+            "not supported: layers.1.mlp.up_proj.weight",
+        ),
+        (lambda tensors: tensors["d2t"].add_(1000), "leads to ids from .* the target has 260 ids"),
+    ],
+)
+def test_damaged_weights_are_named(
+    tmp_path: Path, change: Callable[[Tensors], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checkpoint.load(changed(tmp_path, change), torch.float32, CPU)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    checkpoint.save(random_head(), tmp_path)
+    path = tmp_path / checkpoint.WEIGHTS
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="model.safetensors: "):
+        checkpoint.load(tmp_path, torch.float32, CPU)
+    path.unlink()
+    with pytest.raises(ConfigError, match="has no file"):
+        checkpoint.load(tmp_path, torch.float32, CPU)

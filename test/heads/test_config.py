@@ -1,0 +1,98 @@
+"""A head's configuration is read completely, and refused by name where it is not supported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import ARCHITECTURE, default_layers, for_target, is_head, read
+from test.heads.tiny import SHAPE
+
+GIVEN = {**for_target(SHAPE, 80).fields}
+"""A configuration that is allowed."""
+
+
+def written(folder: Path, **changed: Any) -> Path:
+    content = {name: value for name, value in {**GIVEN, **changed}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_written_configuration_is_read_again(tmp_path: Path) -> None:
+    found = read(written(tmp_path))
+    assert found == for_target(SHAPE, 80)
+    assert (found.layers, found.states) == ((1, 2, 2), 3)
+    assert is_head(found.fields)
+    assert not is_head(SHAPE)
+
+
+def test_published_heads_leave_much_out(tmp_path: Path) -> None:
+    found = read(written(tmp_path, eagle_config=None, draft_vocab_size=None))
+    assert (found.layers, found.states, found.draft_vocab_size) == (None, 3, 260)
+    assert found.layers_of(32) == default_layers(32) == (1, 15, 28)
+    found = read(written(tmp_path, target_hidden_size=128))
+    assert (found.target_hidden_size, found.hidden_size) == (128, 64)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, f"must be {ARCHITECTURE}"),
+        ({"architectures": "x"}, r"\$\.architectures"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but only 1 is supported"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"norm_before_fc": True}, "norm_before_fc is True"),
+        ({"use_aux_norm": True}, "fc_norm is True"),
+        ({"norm_output": True}, "norm_output is True"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+        ({"eagle_config": None, "num_aux_hidden_states": 4}, "must name the layers"),
+        ({"num_aux_hidden_states": 17}, "num_aux_hidden_states is 17, but must be from 1 to 16"),
+        ({"num_aux_hidden_states": 2}, r"is \[1, 2, 2\], but must be 2 layers"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}}, "3 layers from 0 on"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(written(tmp_path, **changed))
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden_size": 128}, "hidden_size 64, but the target has 128"),
+        ({"vocab_size": 300}, "vocab_size 260, but the target has 300"),
+        ({"num_hidden_layers": 3}, "reads layer 2 of its target, but must read layers below"),
+    ],
+)
+def test_a_head_of_another_target_is_refused(changed: dict[str, Any], message: str) -> None:
+    head = for_target(SHAPE, 80)
+    head.check_target(SHAPE)
+    with pytest.raises(ConfigError, match=message):
+        head.check_target({**SHAPE, **changed})
+
+
+@pytest.mark.parametrize("layers", [[5], [-1]])
+def test_a_new_head_reads_layers_of_its_target(layers: list[int]) -> None:
+    with pytest.raises(ConfigError, match="each must be from 0 to 4"):
+        for_target(SHAPE, 80, layers)
+
+
+def test_a_target_without_decoder_layers() -> None:
+    with pytest.raises(ConfigError, match="no intermediate_size"):
+        for_target({**SHAPE, "intermediate_size": None}, 80)

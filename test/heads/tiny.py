@@ -1,0 +1,50 @@
+"""A small random target with a tokenizer of bytes, and heads for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sglang_qspec.heads.config import for_target
+from sglang_qspec.heads.model import Head
+
+VOCAB, END = 260, 258
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "eos_token_id": END,
+    "bos_token_id": 259,
+}
+
+
+def write_target(folder: Path) -> Path:
+    """Write the target into a folder."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*letters, "<a>", "<b>", "<end>", "<begin>"]
+    tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def random_head(draft_vocab: int = 80) -> Head:
+    """A head with random weights, for ids that are spread over the target's."""
+    torch.manual_seed(1)
+    head = Head(for_target(SHAPE, draft_vocab))
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    head.choose_ids(torch.randperm(VOCAB)[:draft_vocab].sort().values)
+    return head.eval()

@@ -1,0 +1,186 @@
+"""Heads are trained as they draft, and a killed training ends like one that was not killed."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from sglang_qspec.__main__ import main
+from sglang_qspec.errors import ConfigError, QSpecError
+from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.model import Head
+from sglang_qspec.tools.train_head import trainer
+from sglang_qspec.tools.train_head.command import Training, train_head
+from sglang_qspec.tools.train_head.prompts import PROMPTS
+from sglang_qspec.tools.train_head.target import Target, Text
+from sglang_qspec.tools.train_head.texts import written
+from sglang_qspec.tools.train_head.training import Batch, depths
+from test.heads.tiny import VOCAB, random_head, write_target
+
+CPU = torch.device("cpu")
+SHORT: Any = {"tokens": 24, "draft_vocab": 200, "batch_tokens": 1024}
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("models") / "target")
+
+
+class Drafting:
+    """A head that drafts token by token, as `drafts` of a head are made."""
+
+    def __init__(self, head: Head, embedding: torch.Tensor) -> None:
+        self._head, self._embedding = head, embedding
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def row(self, token: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The output of the next row."""
+        position = torch.tensor([[len(self.keys)]])
+        embeds = self._embedding[token][None, None]
+        query, key, value = self._head.inputs(embeds, hidden[None, None], position)
+        self.keys.append(key)
+        self.values.append(value)
+        mixed = functional.scaled_dot_product_attention(
+            query, torch.cat(self.keys, 2), torch.cat(self.values, 2), enable_gqa=True
+        )
+        return self._head.output(mixed, hidden[None, None])[0, 0]
+
+    def cut(self, length: int) -> None:
+        """Forget the rows from this one on."""
+        del self.keys[length:], self.values[length:]
+
+
+def test_each_depth_computes_what_drafting_computes() -> None:
+    head = random_head()
+    torch.manual_seed(3)
+    embedding = torch.randn(VOCAB, 64)
+    text = Text(torch.randint(VOCAB, (5,)).tolist(), torch.randint(VOCAB, (9,)).tolist(), True)
+    ids = text.token_ids
+    states = torch.randn(1, len(ids), 3 * 64)
+    batch = Batch.of([text, Text([1], [2, 3], False)], CPU)  # the other one is padded
+    both = torch.cat((states, torch.randn_like(states)))
+    with torch.inference_mode():
+        found = list(depths(head, both, batch, embedding, DEPTH))
+        projected = head.project(states[0])
+        drafting = Drafting(head, embedding)
+        for place in range(len(ids) - 1 - DEPTH):
+            output = drafting.row(ids[place + 1], projected[place])
+            for depth in range(DEPTH):
+                own = head.logits(output)
+                torch.testing.assert_close(found[depth][0, place], own, rtol=1e-4, atol=1e-4)
+                output = drafting.row(ids[place + 2 + depth], output)
+            drafting.cut(place + 1)
+
+
+def test_rows_count_where_they_draft_the_answer() -> None:
+    batch = Batch.of([Text([1, 2, 3], [4, 5], True), Text([1], [2, 3, 4, 5, 6], False)], CPU)
+    assert batch.answers(0).tolist() == [
+        [False, True, True, False, False, False],
+        [True, True, True, True, False, False],
+    ]
+    assert batch.answers(1)[0].tolist() == [True, True, False, False, False, False]
+    assert batch.tokens(2)[1].tolist() == [3, 4, 5, 6, 0, 0]
+
+
+def test_the_target_shows_the_outputs_of_its_layers(target: Path) -> None:
+    model = Target(target)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    found: dict[int, torch.Tensor] = {}
+    inner = model._model.base_model
+    for number, layer in enumerate(inner.layers):
+        layer.register_forward_hook(lambda *call, place=number: found.update({place: call[2]}))
+    states = model.states(ids, (1, 4))
+    assert torch.equal(states.read, torch.cat((found[1], found[4]), -1))
+    logits = model._model(ids).logits
+    torch.testing.assert_close(states.last @ model.lm_head.T, logits)
+
+
+def test_the_command_trains_a_head(
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = tmp_path / "head"
+    short = ["--num-prompts", "40", "--tokens", "24", "--draft-vocab", "200", "--epochs", "12"]
+    command = ["models", "train-head", "--model", str(target), "--output", str(output)]
+    with caplog.at_level("INFO"):
+        assert main([*command, *short, "--batch-tokens", "1024", "--layers", "0", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(output)
+    head = checkpoint.load(output, torch.float32, CPU)
+    assert (head.config.draft_vocab_size, head.config.layers) == (200, (0, 3))
+    line = next(text for text in caplog.messages if "first draft tokens" in text)
+    assert float(line.split("prompts ")[1].split(" %")[0]) > 50  # a random target repeats itself
+    assert [path.name for path in tmp_path.iterdir()] == ["head", ".head.lock"]
+
+
+def test_a_killed_training_goes_on(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "KEEP_S", 0.0)
+    training, prompts = Training(epochs=2, **SHORT), PROMPTS[:20]
+    step = trainer.Trainer._step
+
+    def train(name: str, most: int = 1000) -> int:
+        """Train, killed after `most` steps; returns the number of steps."""
+        done = 0
+
+        def counting(self: trainer.Trainer, texts: list[Text]) -> float:
+            nonlocal done
+            if done == most:
+                raise KeyboardInterrupt
+            done += 1
+            return step(self, texts)
+
+        monkeypatch.setattr(trainer.Trainer, "_step", counting)
+        with contextlib.suppress(KeyboardInterrupt):
+            train_head(target, tmp_path / name, prompts, training)
+        return done
+
+    steps = train("whole")
+    assert train("killed", most=3) == 3
+    monkeypatch.setattr(Target, "answers", None)  # all texts are written
+    assert train("killed") == steps - 3
+    whole, killed = (checkpoint.load(tmp_path / n, torch.float32, CPU) for n in ("whole", "killed"))
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(killed.state_dict()[name], tensor), name
+
+
+def test_texts_are_written_once(target: Path, tmp_path: Path) -> None:
+    model, path = Target(target), tmp_path / "texts.jsonl"
+    prompts = PROMPTS[:40]
+    given: Any = {"answers": 2, "tokens": 8, "seed": 1}
+    texts = written(model, prompts, path, **given)
+    assert [text.greedy for text in texts] == [True] * 40 + [False] * 40
+    assert [text.prompt for text in texts[:40]] == model.encode(prompts)
+    assert all(1 <= len(text.answer) <= 8 for text in texts)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:32]) + lines[32][:5])
+    assert written(model, prompts, path, **given) == texts
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (Training(draft_vocab=261), "draft vocab is 261, but the target has 260"),
+        (Training(layers=(5,)), "each must be from 0 to 4"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    target: Path, tmp_path: Path, training: Training, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_head(target, tmp_path / "head", PROMPTS, training)
+    with pytest.raises(ConfigError, match="there are 1 prompts"):
+        train_head(target, tmp_path / "head", PROMPTS[:1], Training())
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "file").touch()
+    with pytest.raises(QSpecError, match="exists already"):
+        train_head(target, tmp_path / "head", PROMPTS, Training())
