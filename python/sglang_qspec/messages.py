@@ -38,6 +38,8 @@ MAX_COMMITS = 256
 """Maximum number of requests in one `Commits`."""
 MAX_COMMIT_TOKENS = 4096
 """Maximum number of tokens in one `Commit`; the rest follows in the next report."""
+MAX_STATE_BYTES = 64 << 10
+"""Maximum size of the hidden states in one `States`; further ones follow in the next message."""
 MAX_LOOKAHEAD = 64
 """Maximum number of tokens that a step draft runs ahead of the committed output."""
 MIN_TEMPERATURE = 1e-6
@@ -93,8 +95,8 @@ class OverloadLevel(IntEnum):
 def max_to_sidecar_bytes(context_len: int) -> int:
     """Maximum size, in bytes, of a frame to a sidecar with this context length.
 
-    A token takes at most five bytes. The constant covers the other fields of a `Submit`, and the
-    largest `Commits`.
+    A token takes at most five bytes. The constant covers the other fields of a `Submit`, the
+    largest `Commits`, and the largest `States`.
     """
     return (128 << 10) + 6 * context_len
 
@@ -204,6 +206,19 @@ class Commits(msgspec.Struct, frozen=True, tag="commits"):
     """Output of several requests, to draft from before any other work."""
 
     requests: Annotated[list[Commit], Meta(max_length=MAX_COMMITS)]
+
+
+class States(msgspec.Struct, frozen=True, tag="states"):
+    """Hidden states that the target has computed along a request's text, for a head.
+
+    They are projected to the width of the head. A sidecar with a draft model ignores them.
+    """
+
+    submission: Number
+    start: Length
+    """Position of the first of these states in the text: prompt, then output."""
+    data: Annotated[bytes, Meta(max_length=MAX_STATE_BYTES)]
+    """bfloat16 [tokens, width] in the order of the bytes of this machine, row by row."""
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
@@ -336,5 +351,5 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Total duration of all passes of the draft model since the sidecar started, in seconds."""
 
 
-ToSidecar = Hello | Submit | Admit | Commits | Close | Ping
+ToSidecar = Hello | Submit | Admit | Commits | States | Close | Ping
 FromSidecar = Welcome | Refusal | Drafted | Gap | Declined | Heartbeat

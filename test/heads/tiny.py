@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sglang_qspec.heads.config import for_target
@@ -48,3 +49,28 @@ def random_head(draft_vocab: int = 80) -> Head:
         torch.nn.init.normal_(weight, std=0.2)
     head.choose_ids(torch.randperm(VOCAB)[:draft_vocab].sort().values)
     return head.eval()
+
+
+class Drafting:
+    """A head that drafts token by token, as `drafts` of a head are made."""
+
+    def __init__(self, head: Head, embedding: torch.Tensor) -> None:
+        self._head, self._embedding = head, embedding
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def row(self, token: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The output of the next row."""
+        position = torch.tensor([[len(self.keys)]])
+        embeds = self._embedding[token][None, None]
+        query, key, value = self._head.inputs(embeds, hidden[None, None], position)
+        self.keys.append(key)
+        self.values.append(value)
+        mixed = functional.scaled_dot_product_attention(
+            query, torch.cat(self.keys, 2), torch.cat(self.values, 2), enable_gqa=True
+        )
+        return self._head.output(mixed, hidden[None, None])[0, 0]
+
+    def cut(self, length: int) -> None:
+        """Forget the rows from this one on."""
+        del self.keys[length:], self.values[length:]

@@ -98,7 +98,16 @@ def default_layers(target_layers: int) -> tuple[int, ...]:
 
 def is_head(content: Mapping[str, Any]) -> bool:
     """Whether the content of a `config.json` is that of a head which this part can run."""
-    return ARCHITECTURE in content.get("architectures", ())
+    return ARCHITECTURE in (content.get("architectures") or ())
+
+
+def is_head_folder(folder: Path) -> bool:
+    """Whether a folder has the checkpoint of such a head."""
+    try:
+        content = msgspec.json.decode((folder / "config.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return isinstance(content, dict) and is_head(content)
 
 
 def read(folder: Path) -> HeadConfig:

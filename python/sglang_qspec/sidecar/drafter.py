@@ -123,6 +123,11 @@ class Drafter:
         return sum(prompt.subscriptions[s].busy for s, prompt in self._wanted.items())
 
     @property
+    def texts(self) -> int:
+        """Number of distinct prompts that are kept."""
+        return len(self.queue.prompts)
+
+    @property
     def advanced(self) -> int:
         """Number of completions that the last step advanced; 0 when idle."""
         return 0 if self.idle else self._passes.advanced

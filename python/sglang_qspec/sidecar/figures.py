@@ -16,6 +16,7 @@ from sglang_qspec.messages import Heartbeat
 if TYPE_CHECKING:
     from sglang_qspec.link import LinkServer
     from sglang_qspec.sidecar.drafter import Drafter
+    from sglang_qspec.sidecar.head_drafter import HeadDrafter
     from sglang_qspec.sidecar.kv_rows import KVRows
 
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a sidecar that have its figures."""
 
-    drafter: Drafter
+    drafter: Drafter | HeadDrafter
     rows: KVRows
     server: LinkServer
 
@@ -81,7 +82,7 @@ FIGURES = (
     ),
     Figure(
         name="texts",
-        read=lambda parts: len(parts.drafter.queue.prompts),
+        read=lambda parts: parts.drafter.texts,
         help="Distinct prompts that the sidecar keeps",
         entry="texts",
         summary="sidecar_texts",

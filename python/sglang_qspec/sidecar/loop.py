@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 from sglang_qspec.errors import DraftModelError, PromptError
 from sglang_qspec.link import Faults, Peer
 from sglang_qspec.messages import FromSidecar, ToSidecar
-from sglang_qspec.sidecar.drafter import Drafter
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +35,39 @@ class Wire(Protocol):
     def send(self, peer: Peer, message: FromSidecar) -> bool: ...
 
 
+class Watch(Protocol):
+    """What the loop uses of `Overload`."""
+
+    def look(self) -> None: ...
+
+
+class Drafts(Protocol):
+    """The methods of `Drafter` and `HeadDrafter` that the loop uses."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def overload(self) -> Watch: ...
+
+    @property
+    def retries(self) -> Sized: ...
+
+    def handle(self, peer: Peer, message: ToSidecar) -> None: ...
+
+    def expel(self, peer: Peer, message: ToSidecar) -> None: ...
+
+    def drop(self, peer: Peer) -> None: ...
+
+    def step(self, ends: Callable[[], bool]) -> None: ...
+
+    def take(self) -> list[tuple[Peer, FromSidecar]]: ...
+
+    def undelivered(self, peer: Peer, message: FromSidecar) -> None: ...
+
+
 def serve(
-    drafter: Drafter,
+    drafter: Drafts,
     wire: Wire,
     stopping: Callable[[], bool],
     publish: Callable[[], None] | None = None,
@@ -101,7 +131,7 @@ def serve(
         send()
 
 
-def _handle(drafter: Drafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:
+def _handle(drafter: Drafts, peer: Peer, message: ToSidecar, faults: Faults) -> None:
     try:
         drafter.handle(peer, message)
     except Exception as error:

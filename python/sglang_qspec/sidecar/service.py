@@ -8,7 +8,12 @@ import logging
 import os
 import time
 from functools import partial
+from pathlib import Path
 
+import torch
+
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import is_head_folder
 from sglang_qspec.link import LinkServer, keys, remove_private
 from sglang_qspec.messages import PROTOCOL, Welcome
 from sglang_qspec.sidecar import hardware
@@ -16,6 +21,8 @@ from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
+from sglang_qspec.sidecar.head_drafter import HeadDrafter
+from sglang_qspec.sidecar.head_model import KV_SLOTS, HeadModel, HeadOptions
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.sidecar.loop import serve
 from sglang_qspec.sidecar.stopping import stop_signal
@@ -35,9 +42,8 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
         from sglang_qspec.sidecar.metrics import SidecarMetrics  # needs an optional package
 
         metrics = SidecarMetrics(options.metrics_host, options.metrics_port)
-    model = _load(options, kind)
+    model, drafter = _head(options, kind) or _draft_model(options, kind)
     stopping = stop_signal()
-    drafter = _drafter(options, model)
     drafter.warm_up()
     model.report_memory()
     server = LinkServer(
@@ -71,9 +77,36 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
-    """Load the draft model on a device of this kind; None lets SGLang choose."""
-    return DraftModel(
+def _head(options: argparse.Namespace, kind: str | None) -> tuple[HeadModel, HeadDrafter] | None:
+    """Load a head on a device of this kind; None if --model-path is no head.
+
+    Raises ConfigError for what a head does not support.
+    """
+    folder = Path(options.model_path).expanduser()
+    if not is_head_folder(folder):
+        return None
+    if not options.target_path:
+        raise ConfigError(
+            f"--model-path is {options.model_path!r}, a head, so --target-path must be the folder "
+            "of its target"
+        )
+    model = HeadModel(
+        HeadOptions(
+            folder,
+            Path(options.target_path).expanduser(),
+            device=kind or ("cuda" if torch.cuda.is_available() else "cpu"),
+            context_len=options.context_length,
+            kv_slots=options.max_total_tokens or KV_SLOTS,
+            batch=options.slots or None,
+            trust_remote_code=options.trust_remote_code,
+        )
+    )
+    return model, HeadDrafter(model, max_server_tokens=options.max_server_tokens)
+
+
+def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftModel, Drafter]:
+    """Load a draft model on a device of this kind; None lets SGLang choose."""
+    model = DraftModel(
         DraftModelOptions(
             model_path=options.model_path,
             revision=options.revision,
@@ -89,11 +122,8 @@ def _load(options: argparse.Namespace, kind: str | None) -> DraftModel:
             trust_remote_code=options.trust_remote_code,
         )
     )
-
-
-def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
     on_cpu = model.device.startswith("cpu")
-    return Drafter(
+    drafter = Drafter(
         model,
         slots=model.slots,
         max_completion_tokens=options.max_completion_tokens,
@@ -105,9 +135,10 @@ def _drafter(options: argparse.Namespace, model: DraftModel) -> Drafter:
         most_passes=1 if on_cpu else MOST_PASSES,
         most_bursts=1 if on_cpu else MOST_BURSTS,
     )
+    return model, drafter
 
 
-def _welcome(options: argparse.Namespace, model: DraftModel) -> Welcome:
+def _welcome(options: argparse.Namespace, model: DraftModel | HeadModel) -> Welcome:
     """The answer to a server's Hello."""
     return Welcome(
         PROTOCOL,

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.model import Head
 from sglang_qspec.tools.train_head import trainer
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import Target, Text
 from sglang_qspec.tools.train_head.texts import written
 from sglang_qspec.tools.train_head.training import Batch, depths
-from test.heads.tiny import VOCAB, random_head, write_target
+from test.heads.tiny import VOCAB, Drafting, random_head, write_target
 
 CPU = torch.device("cpu")
 SHORT: Any = {"tokens": 24, "draft_vocab": 200, "batch_tokens": 1024}
@@ -30,31 +28,6 @@ DEPTH = 4
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("models") / "target")
-
-
-class Drafting:
-    """A head that drafts token by token, as `drafts` of a head are made."""
-
-    def __init__(self, head: Head, embedding: torch.Tensor) -> None:
-        self._head, self._embedding = head, embedding
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-
-    def row(self, token: int, hidden: torch.Tensor) -> torch.Tensor:
-        """The output of the next row."""
-        position = torch.tensor([[len(self.keys)]])
-        embeds = self._embedding[token][None, None]
-        query, key, value = self._head.inputs(embeds, hidden[None, None], position)
-        self.keys.append(key)
-        self.values.append(value)
-        mixed = functional.scaled_dot_product_attention(
-            query, torch.cat(self.keys, 2), torch.cat(self.values, 2), enable_gqa=True
-        )
-        return self._head.output(mixed, hidden[None, None])[0, 0]
-
-    def cut(self, length: int) -> None:
-        """Forget the rows from this one on."""
-        del self.keys[length:], self.values[length:]
 
 
 def test_each_depth_computes_what_drafting_computes() -> None:
