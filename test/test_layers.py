@@ -48,6 +48,7 @@ PASSES = (
     "outcome",
     "request_record",
     "outputs",
+    "states",
     "tracing",
     "lineup",
     "proposal",

@@ -25,7 +25,7 @@ def written(folder: Path, **changed: Any) -> Path:
 def test_a_written_configuration_is_read_again(tmp_path: Path) -> None:
     found = read(written(tmp_path))
     assert found == for_target(SHAPE, 80)
-    assert (found.layers, found.states) == ((1, 2, 2), 3)
+    assert (found.layers, found.states) == ((0, 2, 4), 3)
     assert is_head(found.fields)
     assert not is_head(SHAPE)
 
@@ -53,8 +53,15 @@ def test_published_heads_leave_much_out(tmp_path: Path) -> None:
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         ({"eagle_config": None, "num_aux_hidden_states": 4}, "must name the layers"),
         ({"num_aux_hidden_states": 17}, "num_aux_hidden_states is 17, but must be from 1 to 16"),
-        ({"num_aux_hidden_states": 2}, r"is \[1, 2, 2\], but must be 2 layers"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}}, "3 layers from 0 on"),
+        ({"num_aux_hidden_states": 2}, r"is \[0, 2, 4\], but must be 2 different layers"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}},
+            "3 different layers from 0 on",
+        ),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1, 3]}},
+            "in rising order",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -77,7 +84,7 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     [
         ({"hidden_size": 128}, "hidden_size 64, but the target has 128"),
         ({"vocab_size": 300}, "vocab_size 260, but the target has 300"),
-        ({"num_hidden_layers": 3}, "reads layer 2 of its target, but must read layers below"),
+        ({"num_hidden_layers": 3}, "reads layer 4 of its target, but must read layers below"),
     ],
 )
 def test_a_head_of_another_target_is_refused(changed: dict[str, Any], message: str) -> None:
@@ -87,9 +94,9 @@ def test_a_head_of_another_target_is_refused(changed: dict[str, Any], message: s
         head.check_target({**SHAPE, **changed})
 
 
-@pytest.mark.parametrize("layers", [[5], [-1]])
+@pytest.mark.parametrize("layers", [[5], [-1], [1, 1]])
 def test_a_new_head_reads_layers_of_its_target(layers: list[int]) -> None:
-    with pytest.raises(ConfigError, match="each must be from 0 to 4"):
+    with pytest.raises(ConfigError, match="different layers from 0 to 4"):
         for_target(SHAPE, 80, layers)
 
 

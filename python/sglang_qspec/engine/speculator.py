@@ -239,6 +239,17 @@ class Speculator:
         for rid, output_ids in zip(rids, outputs, strict=True):
             self._follow(rid, output_ids)
 
+    def show_states(self, rid: str, start: int, states: NDArray[np.int16]) -> None:
+        """Send a head the target's states from position `start` of a request's text on.
+
+        They are bfloat16 as int16 [tokens, width].
+        """
+        live = self._live.get(rid)
+        if live is not None:
+            began = self._clock()
+            self.sidecar.show_states(live, start, states)
+            self.link_seconds += self._clock() - began
+
     def _report(self, rids: Sequence[str]) -> None:
         began = self._clock()
         self.sidecar.report(rids)

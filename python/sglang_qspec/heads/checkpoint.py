@@ -66,6 +66,11 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Head:
     return head.eval()
 
 
+def load_projection(folder: Path, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The weights of `Head.fc` alone, [width, states * target width]. Raises ConfigError."""
+    return load(folder, dtype, device).fc.weight.detach().clone()
+
+
 def _own_name(name: str) -> str:
     """The name of a weight in `Head`."""
     name = name.removeprefix("model.")

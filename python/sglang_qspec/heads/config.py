@@ -16,6 +16,8 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 STATES = 3
 """Number of the target's hidden states that a head reads by default."""
 MOST_STATES = 16
+FEW = 8
+"""Number of layers below which a target has its own default layers."""
 
 
 class _Eagle(msgspec.Struct, frozen=True):
@@ -91,8 +93,11 @@ class HeadConfig:
 def default_layers(target_layers: int) -> tuple[int, ...]:
     """The layers whose outputs heads read by default: an early, a middle and a late one.
 
-    The numbers are those of SGLang's `set_eagle3_layers_to_capture`, and of vLLM.
+    The numbers are those of SGLang's `set_eagle3_layers_to_capture`, and of vLLM. Targets with few
+    layers have others, because these would not be three different ones.
     """
+    if target_layers < FEW:
+        return tuple(sorted({0, max(0, target_layers // 2 - 1), max(0, target_layers - 2)}))
     return 1, target_layers // 2 - 1, target_layers - 4
 
 
@@ -160,11 +165,16 @@ def _check_layers(path: Path, layers: Sequence[int] | None, states: int) -> None
                 f"{path}: num_aux_hidden_states is {states}, so "
                 "eagle_aux_hidden_state_layer_ids must name the layers"
             )
-    elif len(layers) != states or min(layers) < 0:
+    elif len(layers) != states or not _rises(layers):
         raise ConfigError(
             f"{path}: eagle_aux_hidden_state_layer_ids is {list(layers)}, but must be {states} "
-            "layers from 0 on"
+            "different layers from 0 on, in rising order"
         )
+
+
+def _rises(layers: Sequence[int]) -> bool:
+    """Whether the numbers are those of different layers in the order in which they run."""
+    return min(layers) >= 0 and list(layers) == sorted(set(layers))
 
 
 def for_target(
@@ -192,10 +202,11 @@ def for_target(
     fields = {name: target[name] for name in kept if target.get(name) is not None}
     number = int(target["num_hidden_layers"])
     chosen = default_layers(number) if layers is None else tuple(layers)
-    if not all(0 <= layer < number - 1 for layer in chosen):
+    if not _rises(chosen) or max(chosen) > number - 2:
         raise ConfigError(
-            f"layers is {list(chosen)}, but each must be from 0 to {number - 2}, because the "
-            f"target has {number} layers and a head cannot read the last one"
+            f"layers is {list(chosen)}, but must be different layers from 0 to {number - 2} in "
+            f"rising order, because the target has {number} layers and a head cannot read the last "
+            "one"
         )
     fields |= {
         "architectures": [ARCHITECTURE],

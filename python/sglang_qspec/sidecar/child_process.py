@@ -207,6 +207,7 @@ class SidecarProcess(Supervised):
         cores: str = "",
         background: bool = False,
         shared: bool = False,
+        target_path: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
@@ -217,7 +218,8 @@ class SidecarProcess(Supervised):
         the hub's default. `attention_backend` names a backend of SGLang; None lets the sidecar
         choose. `cores` are the CPUs that the sidecar is pinned to; empty for all. In the
         `background` it runs while nothing else wants its CPUs. A `shared` sidecar serves several
-        schedulers of one server, whose equal prompts share their drafts.
+        schedulers of one server, whose equal prompts share their drafts. `target_path` is the
+        target of a head; empty for a draft model.
         """
         command = [
             *PROGRAM,
@@ -237,6 +239,8 @@ class SidecarProcess(Supervised):
             command.append(f"--revision={revision}")
         if attention_backend is not None:
             command.append(f"--attention-backend={attention_backend}")
+        if target_path:
+            command.append(f"--target-path={target_path}")
         if background:
             command.append("--background")
         if shared:

@@ -143,7 +143,7 @@ def test_texts_are_written_once(target: Path, tmp_path: Path) -> None:
     ("training", "message"),
     [
         (Training(draft_vocab=261), "draft vocab is 261, but the target has 260"),
-        (Training(layers=(5,)), "each must be from 0 to 4"),
+        (Training(layers=(5,)), "different layers from 0 to 4"),
     ],
 )
 def test_arguments_that_do_not_fit(

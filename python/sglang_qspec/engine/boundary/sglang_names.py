@@ -151,8 +151,10 @@ _IMPORTED = {
         "LlamaAttention",
         "LlamaDecoderLayer",
         "LlamaMLP",
+        "LlamaForCausalLM.set_eagle3_layers_to_capture",
         "LlamaModel.forward",
     ),
+    "sglang.srt.models.registry": ("ModelRegistry.resolve_model_cls",),
     "sglang.srt.plugins": ("GENERAL_PLUGINS_GROUP", "load_plugins"),
     "sglang.srt.plugins.hook_registry": (
         "HookRegistry._hooks",

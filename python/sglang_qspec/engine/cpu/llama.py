@@ -3,12 +3,12 @@
 With few tokens per pass, the dispatch of torch calls takes as long as the matrix products. With one
 rank and plain layers most of SGLang's calls are not needed. So `install` replaces
 `LlamaModel.forward` by a loop over the same weights, attention backend and KV cache. Other cases
-(several ranks, LoRA, captured layers, embeddings as input, subclasses with other layers) use
-SGLang's forward.
+(several ranks, LoRA, embeddings as input, subclasses with other layers) use SGLang's forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +94,25 @@ class _Decoder:
     head_dim: int
     drafting: DraftDecoder | None
 
-    def forward(self, hidden: Tensor, positions: Tensor, forward_batch: ForwardBatch) -> Tensor:
-        if self.drafting is not None and self.drafting.takes(forward_batch):
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        forward_batch: ForwardBatch,
+        captured: Collection[int] = (),
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """The output behind the last norm; with `captured`, also the inputs of these layers."""
+        if not captured and self.drafting is not None and self.drafting.takes(forward_batch):
             return self.drafting.forward(hidden, positions, forward_batch)
         backend = get_attn_backend()
         direct = type(backend) is CpuAttention and backend.is_plain(self.layers[0].attention)
         turned = self.heads + self.kv_heads
         angles = self.rotary.cos_sin_cache.index_select(0, positions.flatten())
         rotate = Rotation(angles, hidden.dtype)
-        for layer in self.layers:
+        inputs = []
+        for number, layer in enumerate(self.layers):
+            if number in captured:
+                inputs.append(hidden)
             qkv = layer.qkv(layer.input_norm(hidden))
             qkv = qkv.view(-1, turned + self.kv_heads, self.head_dim)
             rotated = rotate(qkv[:, :turned])
@@ -115,7 +125,8 @@ class _Decoder:
             hidden = layer.out.plus(mixed, hidden)
             gate_up = layer.gate_up(layer.post_norm(hidden))
             hidden = layer.down.plus(silu_and_mul(gate_up), hidden)
-        return self.norm(hidden).contiguous()
+        output = self.norm(hidden).contiguous()
+        return (output, inputs) if captured else output
 
 
 def _read(model: LlamaModel) -> _Decoder | None:
@@ -177,14 +188,15 @@ def _forward(
     input_embeds: Tensor | None = None,
     pp_proxy_tensors: Any = None,
 ) -> Any:
-    plain = input_embeds is None and pp_proxy_tensors is None and not model.layers_to_capture
+    plain = input_embeds is None and pp_proxy_tensors is None
     if plain and positions.dim() == 1 and not forward_batch.forward_mode.is_idle():
         kept = model.__dict__.get("_qspec_decoder")
         if kept is None or kept[0] != load_count():
             kept = model.__dict__["_qspec_decoder"] = (load_count(), _read(model))
         decoder = kept[1]
         if decoder is not None:
-            return decoder.forward(model.embed_tokens(input_ids), positions, forward_batch)
+            embeds = model.embed_tokens(input_ids)
+            return decoder.forward(embeds, positions, forward_batch, model.layers_to_capture)
     return _stock_forward(
         model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors
     )

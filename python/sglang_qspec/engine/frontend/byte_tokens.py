@@ -59,7 +59,8 @@ def _byte_tokens(tokenizer: Any) -> ByteTokens | None:
         return None
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     ids = tokenizer.convert_tokens_to_ids(names)
-    if tokenizer.convert_ids_to_tokens(ids) != names:
+    # A tokenizer without a token for what is unknown gives no id.
+    if None in ids or tokenizer.convert_ids_to_tokens(ids) != names:
         return None
     letter = [ids[byte] for byte in "é".encode()]
     return ByteTokens(ids) if tokenizer.decode(letter) == "é" else None

@@ -6,6 +6,7 @@ Each method fills in the outcome and the result of a `Pass`. The host does not w
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ from sglang_qspec.engine.passes.sample.grammar import grammar_mask
 from sglang_qspec.engine.passes.sample.penalties import read_outputs
 from sglang_qspec.engine.passes.sample.sample import sample_and_accept
 from sglang_qspec.engine.passes.sample.seeds import seeded_draws
+from sglang_qspec.engine.passes.states import ComingStates, TargetStates
 from sglang_qspec.engine.passes.target_pass import Pass
 from sglang_qspec.transfers import to_device
 from sglang_qspec.trie import DraftTrees
@@ -49,12 +51,14 @@ class Launcher:
         leader: Leader | None,
         *,
         overlap: bool,
+        states: TargetStates | None = None,
     ) -> None:
-        """`leader` is None on ranks after rank 0."""
+        """`leader` is None on ranks after rank 0, and `states` unless the sidecar runs a head."""
         self._target_worker = target_worker
         self._graphs = graphs
         self._leader = leader
         self._overlap = overlap
+        self._states = states
         self._all_ones: dict[int, torch.Tensor] = {}
         """What `_ones` has returned, by batch size."""
 
@@ -81,6 +85,8 @@ class Launcher:
         read_outputs(batch)
         with self._draws(batch, lineup=None if decided.early is None else decided.early.lineup):
             result = self._run(batch, 1)
+        if (states := self._states_of(len(batch.reqs))) is not None:
+            decided.states = ComingStates(states, range(len(batch.reqs)), decided.begins)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(len(batch.reqs), 1)
@@ -106,6 +112,10 @@ class Launcher:
             outcome.accept_index,
         )
         decided.outcome = outcome
+        if (states := self._states_of(len(verify_input.input_ids))) is not None:
+            firsts = range(0, accept_index.numel(), accept_index.shape[1])
+            chosen = states[accept_index.flatten().clamp(min=0)]
+            decided.states = ComingStates(chosen, firsts, decided.begins)
         # With overlap the host does not know the accepted paths yet.
         if not trees.are_chains if self._overlap else not outcome.read().is_prefix:
             allocator = self._target_worker.get_memory_pool()[1]
@@ -124,6 +134,11 @@ class Launcher:
         read_outputs(batch)
         with self._draws(batch), self._timed(batch):
             result = self._target_worker.forward_batch_generation(batch)
+        rows = batch.extend_num_tokens or 0
+        if rows and (states := self._states_of(rows)) is not None:
+            counts = list(batch.extend_lens)
+            firsts = [0, *accumulate(counts)][:-1]
+            launched.states = ComingStates(states, firsts, list(batch.prefix_lens), counts)
         with guarded("recording token provenance"):
             provenance.extend(batch.reqs)
             tracing.extend(batch.reqs)
@@ -163,6 +178,10 @@ class Launcher:
         if self._leader is not None:
             self._leader.note_eager(eager=not result.can_run_cuda_graph)
         return result
+
+    def _states_of(self, rows: int) -> torch.Tensor | None:
+        """The states of the first `rows` rows of the last pass for a head, on rank 0."""
+        return None if self._states is None else self._states.take(rows)
 
     def _accept(
         self,

@@ -166,6 +166,11 @@ class Settlement:
     def _settle(self, launched: Pass) -> Outcome | PlainOutcome:
         assert launched.outcome is not None
         outcome = launched.outcome.read()
+        if launched.states is not None and (active := speculation.active()) is not None:
+            with guarded("sending hidden states"):
+                found = launched.states.read(outcome.accepted_nodes)
+                for req, (begin, states) in zip(launched.reqs, found, strict=True):
+                    active.show_states(req.rid, begin, states)
         if not launched.is_prefill or launched.proposal is not None:
             self._settled.append(self._commit(launched, outcome))
         return outcome

@@ -11,6 +11,7 @@ from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outcome import ComingOutcome, ComingTokens
 from sglang_qspec.engine.passes.outputs import outputs_of
 from sglang_qspec.engine.passes.proposal import Proposal
+from sglang_qspec.engine.passes.states import ComingStates
 from sglang_qspec.engine.passes.tracing import PassTrace
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.trie import DraftTrees
@@ -48,6 +49,8 @@ class Pass:
     """Trace of a decode pass; None if no request asks for it."""
     outcome: ComingOutcome | ComingTokens | None = None
     """The tokens of the pass, once it is launched; the host may not have read them."""
+    states: ComingStates | None = None
+    """The target's hidden states for a head; None without one."""
     result: Any = None
     """What the worker returns to SGLang for the pass, once it is launched."""
     early: EarlyPass | None = None
@@ -69,6 +72,14 @@ class Pass:
         seq_lens = self.early.known.seq_lens.numpy()
         lens: list[int] = (seq_lens + 1 - self.early.lineup.prompt_lens).tolist()
         return lens
+
+    @property
+    def begins(self) -> list[int]:
+        """Position of the first row of each request in its text, in a decode pass."""
+        return [
+            len(req.origin_input_ids) + length - 1
+            for req, length in zip(self.reqs, self.output_lens, strict=True)
+        ]
 
     @property
     def is_plain_run(self) -> bool:

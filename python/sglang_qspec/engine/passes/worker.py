@@ -49,6 +49,7 @@ from sglang_qspec.engine.passes.outputs import check_lengths
 from sglang_qspec.engine.passes.sample import grammar
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.settlement import Settlement
+from sglang_qspec.engine.passes.states import TargetStates
 from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
@@ -90,7 +91,13 @@ class QSpecWorker(BaseSpecWorker):
                 chains=verification.chains,
                 overlap=self._overlap,
             )
-        self._launcher = Launcher(target_worker, self._graphs, self._leader, overlap=self._overlap)
+        states = None
+        if self._leader is not None:
+            model, head = target_worker.model_runner.model, get_spec().speculative_draft_model_path
+            states = TargetStates.of(model, head)
+        self._launcher = Launcher(
+            target_worker, self._graphs, self._leader, overlap=self._overlap, states=states
+        )
         accounting = None if self._leader is None else self._leader.accounting
         self._settlement = Settlement(accounting, overlap=self._overlap)
         self._early: Pass | None = None
@@ -269,7 +276,7 @@ class QSpecWorker(BaseSpecWorker):
             self._launcher.plain_prefill(launched)
         if on_publish is not None:
             on_publish(launched.result.new_seq_lens)
-        if self._overlap or launched.proposal is not None:
+        if self._overlap or launched.proposal is not None or launched.states is not None:
             self._settlement.add(launched)
         if not self._overlap:
             self._settlement.settle()

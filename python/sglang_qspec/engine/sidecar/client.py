@@ -9,6 +9,9 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.engine.requests.live_request import LiveRequest
 from sglang_qspec.engine.sidecar.backpressure import Backpressure, completions_of
@@ -18,7 +21,15 @@ from sglang_qspec.engine.sidecar.limits import SidecarLimits
 from sglang_qspec.engine.sidecar.submissions import Submissions
 from sglang_qspec.engine.sidecar.submit_queue import SubmitQueue
 from sglang_qspec.link import Delivery, Faults, Link, LinkState
-from sglang_qspec.messages import Admit, Close, Declined, Drafted, Gap
+from sglang_qspec.messages import (
+    MAX_STATE_BYTES,
+    Admit,
+    Close,
+    Declined,
+    Drafted,
+    Gap,
+    States,
+)
 from sglang_qspec.policy import Route, SidecarLoad
 from sglang_qspec.trie import Source
 
@@ -265,6 +276,21 @@ class SidecarClient:
         objection = self._limits.objection_to(token_ids)
         if objection is not None and not live.drafting.declined:
             self._decline(live, objection)
+
+    def show_states(self, live: LiveRequest, start: int, states: NDArray[np.int16]) -> None:
+        """Send a head the target's states from position `start` of the request's text on.
+
+        They are bfloat16 as int16 [tokens, width]. Best effort: behind states that the link does
+        not take the head begins anew.
+        """
+        submission = live.drafting.submission
+        if submission is None or not self.ready:
+            return
+        each = max(1, MAX_STATE_BYTES // states[0].nbytes)
+        for place in range(0, len(states), each):
+            data = states[place : place + each].tobytes()
+            if not self.link.send(States(submission.number, start + place, data)):
+                return
 
     def forget(self, live: LiveRequest) -> None:
         """End the request's submission. A Close that the link does not take is sent later."""

@@ -30,6 +30,9 @@ class Demand:
     may need that the sidecar knows the request."""
     paused: frozenset[Source] = frozenset()
     """Draft sources that no sidecar is asked for."""
+    of_head: bool = False
+    """Whether a head drafts, which needs the states of served requests and makes no queue drafts.
+    """
     stopped: bool = False
     """Whether no request is submitted."""
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -39,12 +42,19 @@ class Demand:
 
     @classmethod
     def of(
-        cls, settings: QSpecConfig, sources: Sources, vocab_size: int, clock: Callable[[], float]
+        cls,
+        settings: QSpecConfig,
+        sources: Sources,
+        vocab_size: int,
+        clock: Callable[[], float],
+        *,
+        of_head: bool = False,
     ) -> Demand:
         """The demand at the start of a server."""
         may_step = settings.mode != "queue"
         lookahead = settings.step_tokens if may_step else 0
-        return cls(settings.on_admission, lookahead, vocab_size, clock, may_step, sources.paused)
+        given = (settings.on_admission, lookahead, vocab_size, clock, may_step, sources.paused)
+        return cls(*given, of_head=of_head)
 
     def asks(self, live: LiveRequest) -> bool:
         """Whether the request may use any of a sidecar's drafts."""
@@ -59,4 +69,6 @@ class Demand:
 
     def may(self, live: LiveRequest, source: Source) -> bool:
         """Whether the request may use drafts of this source."""
+        if self.of_head and source is Source.QUEUE:
+            return False
         return source.name.lower() in live.controls.sources and source not in self.paused

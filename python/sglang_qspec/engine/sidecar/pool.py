@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.draft_source import OF_SIDECAR
 from sglang_qspec.engine.requests.live_request import LiveRequest
@@ -44,6 +47,8 @@ class Opened(NamedTuple):
     LinkError if the endpoint is not allowed."""
     waits: bool = False
     """Whether `process` has not started yet. It shares the target's GPU."""
+    of_head: bool = False
+    """Whether the sidecar runs a head."""
 
 
 class SidecarPool:
@@ -61,7 +66,7 @@ class SidecarPool:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._demand = Demand.of(settings, sources, vocab_size, clock)
+        self._demand = Demand.of(settings, sources, vocab_size, clock, of_head=opened.of_head)
         self.starved = False
         """Whether the target has the CPUs of its own sidecar, so that the sidecar cannot answer."""
         self._live = live
@@ -175,6 +180,11 @@ class SidecarPool:
         """Decline a request after output that its sidecar's draft model cannot read."""
         if (client := self._router.client_of(live)) is not None:
             client.follow(live, token_ids)
+
+    def show_states(self, live: LiveRequest, start: int, states: NDArray[np.int16]) -> None:
+        """Send hidden states of the target to the sidecar of a request, as `SidecarClient`."""
+        if (client := self._router.client_of(live)) is not None:
+            client.show_states(live, start, states)
 
     def forget(self, live: LiveRequest) -> None:
         """End the request's submission; the request stays live."""

@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get_spec
@@ -17,6 +18,7 @@ from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
+from sglang_qspec.heads.config import is_head_folder
 from sglang_qspec.link import (
     LinkState,
     PrivateEndpoint,
@@ -96,8 +98,9 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
     Otherwise the size of the target's KV would depend on how far the sidecar's start has come.
     """
     placed = environment.read() or _default_placement(settings, gpu_id)
+    of_head = is_head_folder(Path(draft_model).expanduser())
     if placed.endpoint and get_parallel().dp_rank:
-        return Opened((SidecarLink(placed.endpoint, hello),))
+        return Opened((SidecarLink(placed.endpoint, hello),), of_head=of_head)
     sweep_abandoned()
     endpoint = placed.endpoint or _own_endpoint()
     spec = get_spec()
@@ -116,11 +119,13 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
         cores=placed.cores or placed.pinned or core_division.pinned_cpus(settings),
         background=bool(placed.cores),
         shared=bool(placed.endpoint),
+        target_path=get_model().model_path if of_head else "",
     )
     if not placed.shared:
         process.start()
     atexit.register(process.stop)
-    return Opened((SidecarLink(endpoint, hello),), process, waits=placed.shared)
+    link = SidecarLink(endpoint, hello)
+    return Opened((link,), process, waits=placed.shared, of_head=of_head)
 
 
 def _own_endpoint() -> str:

@@ -9,6 +9,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from sglang.srt.models.registry import ModelRegistry
+
 from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.engine.boundary import compat, installed
@@ -17,9 +20,13 @@ from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.start import families, lora, unsupported
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import is_head_folder, read
 from sglang_qspec.sidecar import marlin as kernels
 
 logger = logging.getLogger(__name__)
+
+CAPTURES = "set_eagle3_layers_to_capture"
+"""The method of SGLang's models that can keep the outputs of layers for heads."""
 
 
 def check(args: Any) -> QSpecConfig:
@@ -100,6 +107,9 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
             "an endpoint brings its own draft model"
         )
     flag = "--speculative-draft-model-path"
+    if is_head_folder(Path(path).expanduser()):
+        check_head(args, settings, Path(path).expanduser())
+        return
     draft = model_pair.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
     )
@@ -126,3 +136,31 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
             target.vocab_size,
             draft.vocab_size,
         )
+
+
+def check_head(args: Any, settings: QSpecConfig, folder: Path) -> None:
+    """Check that a head fits its target, and that the settings can use it."""
+    given = f"--speculative-draft-model-path is the head {folder}"
+    if kind_of(args) != "cpu":
+        raise ConfigError(f"{given}, but heads run with targets on a CPU only so far")
+    for name, needless in (("mode", "queue"), ("prefill_drafts", "on")):
+        if getattr(settings, name) == needless:
+            raise ConfigError(
+                f"{config.flag(name)} is {needless!r} and {given}: a head drafts for running "
+                "requests only"
+            )
+    target = Path(args.model_path).expanduser()
+    try:
+        content = msgspec.json.decode((target / "config.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        raise ConfigError(
+            f"{given}, so --model-path must be a folder with a config.json, but is "
+            f"{args.model_path!r}"
+        ) from None
+    try:
+        read(folder).check_target(content)
+    except ConfigError as error:
+        raise ConfigError(f"{given}, but {error}") from None
+    names = content.get("architectures") or [""]
+    if not hasattr(ModelRegistry.resolve_model_cls(names)[0], CAPTURES):
+        raise ConfigError(f"{given}, but SGLang keeps no states of a {names[0]} for heads")

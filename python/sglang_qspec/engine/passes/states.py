@@ -1,0 +1,91 @@
+"""The hidden states of the target's rows, for a head in the sidecar.
+
+SGLang lets a target keep the outputs of some layers for EAGLE-3 heads. They are projected to the
+width of the head as the head itself would do it, which makes them several times smaller, and are
+copied to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sglang_qspec.heads.checkpoint import load_projection
+from sglang_qspec.heads.config import is_head_folder, read
+from sglang_qspec.transfers import HostCopy
+
+AUX = 4
+"""Place of the outputs of the layers among the arguments of SGLang's logits processor."""
+
+
+class TargetStates:
+    """Owns the projected states of the last pass of a target."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        """Let `model`, which `start.checks` has checked, keep the states that a head reads.
+
+        `folder` has the head. Raises ConfigError if it is damaged.
+        """
+        found: Any = model
+        weight = next(model.parameters())
+        self._projection = load_projection(folder, weight.dtype, weight.device)
+        layers = read(folder).layers
+        found.set_eagle3_layers_to_capture(None if layers is None else list(layers))
+        self._last: Tensor | None = None
+        found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    @classmethod
+    def of(cls, model: nn.Module, draft_model: str | None) -> TargetStates | None:
+        """The states of a target for the head at `draft_model`; None if that is no head."""
+        folder = None if draft_model is None else Path(draft_model).expanduser()
+        return None if folder is None or not is_head_folder(folder) else cls(model, folder)
+
+    def _keep(self, _module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        aux = args[AUX] if len(args) > AUX else kwargs.get("aux_hidden_states")
+        if aux is not None:
+            states = aux if isinstance(aux, Tensor) else torch.cat(list(aux), -1)
+            self._last = functional.linear(states.to(self._projection.dtype), self._projection)
+
+    def take(self, rows: int) -> Tensor | None:
+        """The projected states of the first `rows` rows of the last pass, [rows, width].
+
+        None if the pass has not kept them.
+        """
+        last, self._last = self._last, None
+        return last[:rows] if last is not None and len(last) >= rows else None
+
+
+class ComingStates:
+    """The states of a pass that may still run; the copy to the host has been started."""
+
+    def __init__(
+        self,
+        states: Tensor,
+        firsts: Sequence[int],
+        begins: Sequence[int],
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        """Start the copy of `states`, [rows, width].
+
+        Those of request i begin with row `firsts[i]` and with position `begins[i]` of its text.
+        There are `counts[i]` of them; None means one for each accepted node and the root.
+        """
+        self._copy = HostCopy(states.to(torch.bfloat16).view(torch.int16))
+        self._firsts, self._begins, self._counts = firsts, begins, counts
+
+    def read(self, accepted: Sequence[Sequence[int]]) -> Iterator[tuple[int, NDArray[np.int16]]]:
+        """The position and the states of each request, bfloat16 as int16 [tokens, width].
+
+        `accepted` has the accepted nodes of each tree. Waits for the pass.
+        """
+        states = self._copy.read()
+        counts = self._counts or [1 + len(nodes) for nodes in accepted]
+        for first, begin, count in zip(self._firsts, self._begins, counts, strict=True):
+            yield begin, states[first : first + count]

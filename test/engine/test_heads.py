@@ -1,0 +1,223 @@
+"""A server with an EAGLE-3 head: its drafts are those that the head makes of the target's states.
+
+The target is a small random model in float32, so transformers tells its answers and its states. The
+head is trained for it in some seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from benchmark.harness.speculation import wait_for_sidecar
+from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.start import checks
+from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.config import for_target
+from sglang_qspec.heads.model import Head
+from sglang_qspec.tools.train_head.command import Training, train_head
+from sglang_qspec.tools.train_head.prompts import PROMPTS
+from sglang_qspec.tools.train_head.target import Target
+from test.engine.awaiting import awaiting
+from test.engine.server.running import QSPEC, cores, sidecar_process, state, until
+from test.heads.tiny import SHAPE, Drafting, write_target
+from test.preloaded.server import Server
+
+served = pytest.mark.server
+CHUNK = 16
+"""Prompt tokens of a prefill, so that each prompt takes several ones."""
+TOKENS = 32
+STEPS = {"qspec_sources": ["step"], "qspec_return_trace": True}
+
+
+class Models(NamedTuple):
+    """Folders of a target and of a head for it."""
+
+    target: Path
+    head: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    target = write_target(folder / "target")
+    training = Training(answers=1, tokens=48, epochs=16, draft_vocab=200, batch_tokens=1024)
+    return Models(target, train_head(target, folder / "head", PROMPTS[:48], training))
+
+
+@pytest.fixture(scope="module")
+def server(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4"),
+        *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
+        *("--chunked-prefill-size", str(CHUNK), "--sleep-on-idle"),
+        *(*QSPEC, "--speculative-draft-model-path", str(folders.head)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+        *("--speculative-qspec-step-tokens", "1"),  # no draft outlives a pass
+    ]
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(folders.target, arguments, cores=cores(0), environment=environment) as running:
+        wait_for_sidecar(running)
+        yield running
+        assert not state(running)["failed"], running.log[-4000:]
+
+
+def ask(
+    server: Server, ids: list[list[int]], custom: Mapping[str, Any] = STEPS, **sampling: Any
+) -> list[dict[str, Any]]:
+    params = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, **sampling}
+    body = {"input_ids": ids, "sampling_params": {**params, "custom_params": dict(custom)}}
+    found: list[dict[str, Any]] = server.post("/generate", body)
+    return found
+
+
+class Reference:
+    """What transformers computes: the target's answers, and the head's drafts."""
+
+    def __init__(self, folders: Models) -> None:
+        self._target = Target(folders.target)
+        self._head: Head = checkpoint.load(folders.head, torch.float32, torch.device("cpu"))
+
+    def prompts(self, begin: int) -> list[list[int]]:
+        """Four prompts that the head was trained with, so that it drafts much right."""
+        return self._target.encode(PROMPTS[begin : begin + 4])
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """The greedy answer of TOKENS tokens."""
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            for _ in range(TOKENS):
+                logits = self._target.states(ids, (0,)).last[:, -1] @ self._target.lm_head.T
+                ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), 1)
+        return ids[0, len(prompt) :].tolist()
+
+    def drafted(self, text: list[int], begin: int) -> int:
+        """The head's token behind a text, if it has the states from `begin` on."""
+        layers = self._head.config.layers
+        assert layers is not None
+        drafting = Drafting(self._head, self._target.embedding)
+        with torch.inference_mode():
+            states = self._target.states(torch.tensor([text]), layers).read[0].clone()
+            projected = self._head.project(states).bfloat16().float()
+            for place in range(begin, len(text) - 1):
+                output = drafting.row(text[place + 1], projected[place])
+            return int(self._head.target_ids[self._head.logits(output).argmax()])
+
+
+@pytest.fixture(scope="module")
+def reference(folders: Models) -> Reference:
+    return Reference(folders)
+
+
+def check_drafts(reference: Reference, prompt: list[int], answer: dict[str, Any]) -> int:
+    """Check that the drafts of an answer are the head's; returns the number of accepted tokens."""
+    cached = answer["meta_info"]["cached_tokens"]
+    for each in answer["meta_info"]["qspec_trace"]["passes"]:
+        tree = each["tree"]
+        if not tree["ids"]:
+            continue
+        assert set(tree["sources"]) == {"step"}
+        text = [*prompt, *answer["output_ids"][: each["start"]]]
+        first = [
+            token
+            for token, parent in zip(tree["ids"], tree["parents"], strict=True)
+            if parent == -1
+        ]
+        assert reference.drafted(text, cached) in first
+    accepted: int = answer["meta_info"]["qspec"]["accepted_by_source"]["step"]
+    return accepted
+
+
+@served
+def test_answers_are_the_targets_and_drafts_the_heads(server: Server, reference: Reference) -> None:
+    server.post("/flush_cache?timeout=60", {})
+    given = reference.prompts(1)
+    for prompt, answer in zip(given, ask(server, given), strict=True):
+        assert answer["output_ids"] == reference.answer(prompt)
+        assert check_drafts(reference, prompt, answer) > TOKENS / 8
+
+
+@served
+def test_a_cached_prompt_has_drafts_from_its_last_tokens(
+    server: Server, reference: Reference
+) -> None:
+    given = reference.prompts(5)
+    ask(server, given)
+    longer = [[*prompt, *prompt[:4]] for prompt in given]
+    for prompt, answer in zip(longer, ask(server, longer), strict=True):
+        assert 0 < answer["meta_info"]["cached_tokens"] < len(prompt)
+        assert answer["output_ids"] == reference.answer(prompt)
+        check_drafts(reference, prompt, answer)
+        assert answer["meta_info"]["qspec"]["proposed_tokens"] > 0
+
+
+@served
+def test_sampled_answers_do_not_depend_on_the_head(server: Server, reference: Reference) -> None:
+    given: Any = reference.prompts(9)
+    sampling: Any = {"temperature": 0.8, "sampling_seed": 11}
+    plain = ask(server, given, {"qspec_enabled": False}, **sampling)
+    drafted = ask(server, given, STEPS, **sampling)
+    assert [a["output_ids"] for a in drafted] == [a["output_ids"] for a in plain]
+    assert sum(a["meta_info"]["qspec"]["accepted_tokens"] for a in drafted) > 0
+
+
+@served
+def test_a_killed_sidecar_drafts_again_for_later_requests(
+    server: Server, reference: Reference
+) -> None:
+    before = state(server)["sidecar_restarts"]
+    sidecar_process(server).kill()
+    (prompt, *_) = reference.prompts(17)
+    (answer,) = ask(server, [prompt])
+    assert answer["output_ids"] == reference.answer(prompt)
+    until(lambda: state(server)["sidecar_restarts"] > before)
+    until(lambda: state(server)["sidecar"] == "ready")
+    (prompt, *_) = reference.prompts(21)
+    (answer,) = ask(server, [prompt])
+    assert check_drafts(reference, prompt, answer) > TOKENS / 8
+
+
+def arguments(folders: Models, **changes: Any) -> Any:
+    """Stand-in for SGLang's arguments: those that a head's checks read."""
+    plain = {
+        "speculative_draft_model_path": str(folders.head),
+        "model_path": str(folders.target),
+        "device": "cpu",
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+def test_a_head_that_fits_is_accepted(folders: Models) -> None:
+    checks.check_draft_model(arguments(folders), QSpecConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"device": "cuda"}, {}, "heads run with targets on a CPU only so far"),
+        ({}, {"mode": "queue"}, "--speculative-qspec-mode is 'queue' and .* the head"),
+        ({}, {"prefill_drafts": "on"}, "--speculative-qspec-prefill-drafts is 'on' and"),
+        ({"model_path": "some/name"}, {}, "--model-path must be a folder with a config.json"),
+    ],
+)
+def test_settings_that_do_not_fit_a_head(
+    folders: Models, changes: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checks.check_draft_model(arguments(folders, **changes), QSpecConfig(**settings))
+
+
+def test_a_head_of_another_target_is_refused(folders: Models, tmp_path: Path) -> None:
+    other = Head(for_target({**SHAPE, "hidden_size": 32}, 80))
+    checkpoint.save(other, tmp_path)
+    given = arguments(folders, speculative_draft_model_path=str(tmp_path))
+    with pytest.raises(
+        ConfigError, match="for a target with hidden_size 32, but the target has 64"
+    ):
+        checks.check_draft_model(given, QSpecConfig())
