@@ -23,12 +23,16 @@ def counting(submit: Submit) -> Sequence[Sequence[int]]:
 
 
 def make(
-    link: FakeSidecarLink | None, clock: Callable[[], float] = time.monotonic, **settings: Any
+    link: FakeSidecarLink | None,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    of_head: bool = False,
+    **settings: Any,
 ) -> Speculator:
     """A speculator that has not looked for its sidecar yet."""
     limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
     config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
-    opened = Opened() if link is None else Opened((link,))
+    opened = Opened() if link is None else Opened((link,), of_head=of_head)
     return Speculator(config, VOCAB, TrieStore(limits), opened, clock)
 
 

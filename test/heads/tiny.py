@@ -32,13 +32,18 @@ def write_target(folder: Path) -> Path:
     """Write the target into a folder."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for each byte and none for what is unknown."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*letters, "<a>", "<b>", "<end>", "<begin>"]
     tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    return folder
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 def random_head(draft_vocab: int = 80) -> Head:

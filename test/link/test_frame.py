@@ -15,12 +15,14 @@ from sglang_qspec.messages import (
     MAX_DRAWN_TOKENS,
     MAX_FROM_SIDECAR_BYTES,
     MAX_NUMBER,
+    MAX_STATE_BYTES,
     MAX_STOP_TOKENS,
     Candidates,
     Commit,
     Commits,
     Drafted,
     SeededSampling,
+    States,
     Submit,
     ToSidecar,
     max_to_sidecar_bytes,
@@ -47,7 +49,8 @@ def from_server(frame: bytes) -> ToSidecar:
 
 
 @pytest.mark.parametrize(
-    "message", [SUBMIT, SEEDED_SUBMIT, REJECTING, Commits([COMMIT]), Commits([])]
+    "message",
+    [SUBMIT, SEEDED_SUBMIT, REJECTING, Commits([COMMIT]), Commits([]), States(3, 7, b"abcd")],
 )
 def test_allowed_messages_decode_to_what_was_encoded(message: Submit | Commits) -> None:
     assert from_server(encode(message)) == message
@@ -143,7 +146,8 @@ def test_the_largest_messages_that_the_protocol_allows_fit_their_frames() -> Non
     )
     report = [Commit(1 << 60, token, [token] * 48, 64)] * (MAX_COMMITS - 1)
     commits = Commits([*report, Commit(1 << 60, token, [token] * MAX_COMMIT_TOKENS, 64)])
-    for message in (submit, commits):
+    states = States(1 << 60, token, bytes(MAX_STATE_BYTES))
+    for message in (submit, commits, states):
         assert decode_to_sidecar(encode(message, limit), vocab_size, refuse, limit) == message
 
 

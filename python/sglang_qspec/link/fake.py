@@ -30,6 +30,7 @@ from sglang_qspec.messages import (
     Gap,
     Heartbeat,
     Ping,
+    States,
     Submit,
     ToSidecar,
     Welcome,
@@ -117,6 +118,8 @@ class FakeSidecarLink:
         """All received Admits."""
         self.commits: list[Commits] = []
         """All received Commits. The sidecar drafts nothing for them; tests use `inject`."""
+        self.states: list[States] = []
+        """All received States."""
 
         self._welcome = Welcome(PROTOCOL, "fake", vocab_size, context_len)
         self._faults = Faults(logger)
@@ -177,6 +180,8 @@ class FakeSidecarLink:
                 self.admits.append(message)
             case Commits():
                 self.commits.append(message)
+            case States():
+                self.states.append(message)
             case Close():
                 self.closes.append(message)
                 self._forget(message)

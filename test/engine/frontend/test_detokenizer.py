@@ -29,6 +29,7 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend import byte_tokens, detokenizer
 from sglang_qspec.engine.scheduler import endings, last_output, stop_strings
 from sglang_qspec.tools.models import DemoModels
+from test.heads.tiny import byte_tokenizer
 
 TEXTS = (
     "日本語テキスト、例えば「猫」と「犬」です。",
@@ -228,3 +229,11 @@ def test_a_stop_string_counts_in_whatever_tokens_it_comes(answering: Answering) 
     text, output_ids = answering.answer(ids, [4, 4], stop=["woman"])
     assert text.replace(" ", "") == "one"
     assert output_ids == ids[: len("one woman")]
+
+
+def test_a_tokenizer_without_a_token_for_the_unknown_needs_no_repair() -> None:
+    tokenizer = byte_tokenizer()
+    assert tokenizer.convert_tokens_to_ids(["<0x00>"]) == [None]
+    before = tokenizer.decode
+    byte_tokens.repair(tokenizer)
+    assert tokenizer.decode == before
