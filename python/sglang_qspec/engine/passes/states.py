@@ -7,7 +7,7 @@ copied to the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from sglang_qspec.heads.config import is_head_folder, read
 from sglang_qspec.transfers import HostCopy
 
 AUX = 4
-"""Place of the outputs of the layers among the arguments of SGLang's logits processor."""
+"""Place of the outputs of the layers among the arguments of SGLang's logits processor, the last
+one."""
 
 
 class TargetStates:
@@ -47,11 +48,22 @@ class TargetStates:
         folder = None if draft_model is None else Path(draft_model).expanduser()
         return None if folder is None or not is_head_folder(folder) else cls(model, folder)
 
-    def _keep(self, _module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        aux = args[AUX] if len(args) > AUX else kwargs.get("aux_hidden_states")
+    def _keep(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Project the outputs of the layers, and hide them from SGLang's logits processor.
+
+        Otherwise a request that asks for hidden states would get them, too.
+        """
+        given = {**kwargs, "aux_hidden_states": None}
+        aux = kwargs.get("aux_hidden_states")
+        if len(args) > AUX:
+            aux = args[AUX]
+            args = args[:AUX] + args[AUX + 1 :]
         if aux is not None:
             states = aux if isinstance(aux, Tensor) else torch.cat(list(aux), -1)
             self._last = functional.linear(states.to(self._projection.dtype), self._projection)
+        return args, given
 
     def take(self, rows: int) -> Tensor | None:
         """The projected states of the first `rows` rows of the last pass, [rows, width].
