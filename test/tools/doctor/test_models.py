@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.config import for_target
+from sglang_qspec.heads.model import Head
 from sglang_qspec.tools.doctor import models as checks
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, Status, examine
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.models.files import INDEX
+from test.heads.tiny import SHAPE, random_head, write_target
 
 WEIGHTS = "model.safetensors"
 
@@ -149,3 +153,18 @@ def test_vocabularies_may_be_padded_differently(models: DemoModels, copy: Path) 
     assert case.tokenizers_fit
     assert finding.status is Status.OK
     assert "padded to 49152 and 49280 ids" in finding.found
+
+
+def test_a_head_is_checked_against_its_target(tmp_path: Path) -> None:
+    target, head = write_target(tmp_path / "target"), tmp_path / "head"
+    head.mkdir()
+    checkpoint.save(random_head(), head)
+    case = Case(model=str(target), draft_model=str(head))
+    assert checks.draft(case).found == "a head that drafts 80 of 260 token ids"
+    assert case.tokenizers_fit
+    (head / WEIGHTS).unlink()
+    assert checks.draft(case).status is Status.FAILURE
+    checkpoint.save(Head(for_target({**SHAPE, "hidden_size": 32}, 80)), head)
+    finding = checks.draft(Case(model=str(target), draft_model=str(head)))
+    assert "with hidden_size 32, but the target has 64" in finding.found
+    assert "qspec models train-head" in finding.advice

@@ -29,7 +29,7 @@ def _has_cpu_sidecar(case: Case) -> bool:
 
 
 def _measures(case: Case) -> bool:
-    return case.measure and case.placement is not None and case.draft_model is not None
+    return case.measure and case.placement is not None and case.draft is not None
 
 
 def _starts(case: Case) -> bool:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError, first_line
+from sglang_qspec.heads import config as heads
+from sglang_qspec.heads.config import is_head_folder
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.finding import Finding, failure, ok
 from sglang_qspec.tools.models.files import WEIGHTS, read_config
@@ -22,9 +24,30 @@ def target(case: Case) -> Finding:
 
 
 def draft(case: Case) -> Finding:
-    """The same for the draft model."""
+    """The same for the draft model, or whether a head fits the target."""
     assert case.draft_model is not None
+    folder = Path(case.draft_model).expanduser()
+    if is_head_folder(folder):
+        return _head(case, folder)
     return _checkpoint(case, case.draft_model, "draft")
+
+
+def _head(case: Case, folder: Path) -> Finding:
+    """Check the checkpoint of a head, which has the target's tokenizer."""
+    assert case.model is not None
+    try:
+        head = heads.read(folder)
+        head.check_target(read_config(Path(case.model).expanduser()))
+    except ConfigError as error:
+        return failure(
+            f"the head {folder} does not fit: {error}",
+            "Take a head of this target, or train one: qspec models train-head "
+            f"--model {case.model} --output HEAD",
+        )
+    if damage := damaged(folder):
+        return failure(damage, "Copy or train the head again.")
+    case.tokenizers_fit = True
+    return ok(f"a head that drafts {head.draft_vocab_size} of {head.vocab_size} token ids")
 
 
 def _checkpoint(case: Case, path: str, role: str) -> Finding:
