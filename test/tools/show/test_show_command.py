@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ from test.tools.show.answers import SKY
 from test.tools.show.upstream import upstream
 
 
+@pytest.fixture
+def obeys_ctrl_c() -> Iterator[None]:
+    """Child processes end with SIGINT, also if a shell without job control ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("obeys_ctrl_c")
 def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("One?\n")
     with upstream(SKY) as server:
@@ -28,8 +38,11 @@ def test_it_prints_its_address_serves_the_page_and_ends_with_ctrl_c(tmp_path: Pa
             assert found is not None
             with urllib.request.urlopen(found[1], timeout=60) as answer:
                 assert "<title>qspec show</title>" in answer.read().decode()
-            running.send_signal(signal.SIGINT)
-            assert running.wait(60) == 0
+            try:
+                running.send_signal(signal.SIGINT)
+                assert running.wait(60) == 0
+            finally:
+                running.kill()
 
 
 def test_prompts_that_cannot_be_read_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
