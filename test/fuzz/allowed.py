@@ -14,6 +14,7 @@ from sglang_qspec.messages import (
     MAX_DRAFTED_TOKENS,
     MAX_DRAWN_TOKENS,
     MAX_LOOKAHEAD,
+    MAX_STATE_BYTES,
     MAX_STOP_TOKENS,
     MIN_TEMPERATURE,
     Admit,
@@ -28,6 +29,7 @@ from sglang_qspec.messages import (
     Ping,
     Refusal,
     SeededSampling,
+    States,
     Submit,
     ToSidecar,
     Welcome,
@@ -68,6 +70,10 @@ def check_to_sidecar(message: ToSidecar, vocab_size: int) -> None:
         assert 0 <= message.number < INT64
     elif isinstance(message, Ping):
         assert 0 <= message.number < INT64
+    elif isinstance(message, States):
+        assert 0 <= message.submission < INT64
+        assert 0 <= message.start < INT32
+        assert len(message.data) <= MAX_STATE_BYTES
     else:
         assert isinstance(message, Admit | Close)
         assert 0 <= message.submission < INT64

@@ -33,6 +33,7 @@ from sglang_qspec.messages import (
     Ping,
     Refusal,
     SeededSampling,
+    States,
     Submit,
     ToSidecar,
     Welcome,
@@ -66,10 +67,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Frames:
-    """Draws frames. Token ids are below `vocab_size`, and texts have at most `text_len` tokens."""
+    """Draws frames. Token ids are below `vocab_size`, and texts have at most `text_len` tokens.
 
-    def __init__(self, rng: random.Random, vocab_size: int, text_len: int) -> None:
+    Most states have the `width` of a head.
+    """
+
+    def __init__(self, rng: random.Random, vocab_size: int, text_len: int, width: int = 8) -> None:
         self._rng = rng
+        self._width = width
         self._vocab_size = vocab_size
         self._text_len = text_len
 
@@ -91,8 +96,10 @@ class Frames:
             return Commits([self._commit() for _ in range(rng.choice((1, 1, 2, 5)))])
         if kind < 16:
             return Admit(self._submission())
-        if kind < 18:
+        if kind < 17:
             return Close(self._submission())
+        if kind < 18:
+            return self._states()
         if kind < 19:
             return Ping(rng.randrange(9))
         return Hello(PROTOCOL, self._vocab_size, "f" * 64, rng.randrange(9))
@@ -120,6 +127,11 @@ class Frames:
             read_seconds=rng.choice((0.0, 1e-9, 1e9)),
             overload=level,
         )
+
+    def _states(self) -> States:
+        rng = self._rng
+        size = rng.choice((0, 1, 2 * self._width, 2 * self._width * rng.randrange(1, 9)))
+        return States(self._submission(), rng.randrange(self._text_len), rng.randbytes(size))
 
     def mutate(self, frame: bytes) -> bytes:
         """The frame with one or several mutations."""

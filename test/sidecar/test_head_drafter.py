@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar import head_model
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
 from sglang_qspec.sidecar.head_model import HeadModel, HeadOptions
+from test.fuzz.frames import Frames
 from test.heads.tiny import VOCAB, Drafting, random_head, write_target
 
 PEER = Peer("server", b"1", VOCAB)
@@ -300,3 +302,32 @@ def test_rows_attend_alike_together_and_apart(
 def test_the_vocabulary_is_the_targets(model: HeadModel) -> None:
     assert (model.vocab_size, model.width) == (VOCAB, WIDTH)
     assert model.fingerprint() == model.fingerprint() != ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_messages_leave_it_consistent(model: HeadModel, seed: int) -> None:
+    rng = random.Random(seed)
+    peers = [PEER, Peer("other", b"2", VOCAB - 100)]
+    drafter, frames = HeadDrafter(model), Frames(rng, VOCAB, 70, WIDTH)
+    drafted = 0
+    for _ in range(150):
+        peer = rng.choice(peers)
+        drafter.handle(peer, frames.from_a_server())
+        if drafter._texts and rng.random() < 0.5:  # what a server would send next
+            (peer, submission), text = rng.choice(list(drafter._texts.items()))
+            rest = rng.randbytes(2 * WIDTH * (len(text.token_ids) - text.known))
+            drafter.handle(peer, States(submission, text.known, rest))
+            drafter.handle(peer, commit(text.output_len, [rng.randrange(100)], 4, submission))
+        if rng.random() < 0.01:
+            drafter.drop(peer)
+        while not drafter.idle and rng.random() < 0.7:
+            drafter.step()
+        drafter.check_integrity()
+        for receiver, message in drafter.take():
+            if isinstance(message, Drafted):
+                assert max(message.token_ids, default=0) < receiver.vocab_size
+                drafted += len(message.token_ids)
+    assert drafted
+    for peer in peers:
+        drafter.drop(peer)
+    assert model.rows.open_rows == 0
