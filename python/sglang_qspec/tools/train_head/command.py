@@ -30,6 +30,7 @@ HELD_OUT = 16
 """One prompt of this number is kept to judge the head with."""
 LEAST_PROMPTS = 2
 RECIPE = "recipe.json"
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Training:
     """Layers of the target whose outputs the head reads; None means `heads.default_layers`."""
     batch_tokens: int = 2048
     """Maximum number of tokens of a step."""
+    dtype: str = DTYPES[0]
+    """How the target computes; auto means bfloat16 where that is faster."""
     seed: int = 1
 
 
@@ -86,6 +89,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     text = "maximum number of tokens of a step"
     add("--batch-tokens", text, values.positive, "N", default=default.batch_tokens)
+    text = "how target and head compute; auto means bfloat16 where that is faster"
+    add("--dtype", text, choices=DTYPES, default=default.dtype)
     text = "seed of the sampled answers and of the training"
     add("--seed", text, values.whole(0, 2**31 - 1), "N", default=default.seed)
     parser.set_defaults(run=run)
@@ -101,6 +106,7 @@ def run(options: argparse.Namespace) -> str:
         options.draft_vocab,
         None if options.layers is None else tuple(options.layers),
         options.batch_tokens,
+        options.dtype,
         options.seed,
     )
     prompts = texts_of(options.prompts, PROMPTS)[: options.num_prompts]
@@ -135,7 +141,7 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     head_config = for_target(config, number, training.layers)
     check_intact(model)
     folder = _kept(model, output, prompts, training)
-    target = Target(model)
+    target = Target(model, training.dtype)
     given = {"answers": training.answers, "tokens": training.tokens, "seed": training.seed}
     texts = written(target, prompts, folder / "texts.jsonl", **given)
     held = [texts[place] for place in range(0, len(prompts), HELD_OUT)]

@@ -43,12 +43,16 @@ class States(NamedTuple):
 class Target:
     """A causal language model."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the model and its tokenizer."""
+    def __init__(self, folder: Path, dtype: str = "auto") -> None:
+        """Load the model and its tokenizer.
+
+        `dtype` is float32, bfloat16, or auto: bfloat16 where that is faster.
+        """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         fast = self.device.type == "cuda" or torch.cpu._is_amx_tile_supported()
-        dtype = torch.bfloat16 if fast else torch.float32
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        half = fast if dtype == "auto" else dtype == "bfloat16"
+        given = torch.bfloat16 if half else torch.float32
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=given)
         self._model = model.to(self.device).eval().requires_grad_(False)
         if self._model.get_output_embeddings() is None or not hasattr(model.base_model, "norm"):
             raise QSpecError(
