@@ -85,8 +85,9 @@ class Launcher:
         read_outputs(batch)
         with self._draws(batch, lineup=None if decided.early is None else decided.early.lineup):
             result = self._run(batch, 1)
-        if (states := self._states_of(len(batch.reqs))) is not None:
-            decided.states = ComingStates(states, range(len(batch.reqs)), decided.begins)
+        with guarded("copying hidden states"):
+            if (states := self._states_of(len(batch.reqs))) is not None:
+                decided.states = ComingStates(states, range(len(batch.reqs)), decided.begins)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
             logits.next_token_logprobs = logits.next_token_logprobs.view(len(batch.reqs), 1)
@@ -112,10 +113,11 @@ class Launcher:
             outcome.accept_index,
         )
         decided.outcome = outcome
-        if (states := self._states_of(len(verify_input.input_ids))) is not None:
-            firsts = range(0, accept_index.numel(), accept_index.shape[1])
-            chosen = states[accept_index.flatten().clamp(min=0)]
-            decided.states = ComingStates(chosen, firsts, decided.begins)
+        with guarded("copying hidden states"):
+            if (states := self._states_of(len(verify_input.input_ids))) is not None:
+                firsts = range(0, accept_index.numel(), accept_index.shape[1])
+                chosen = states[accept_index.flatten().clamp(min=0)]
+                decided.states = ComingStates(chosen, firsts, decided.begins)
         # With overlap the host does not know the accepted paths yet.
         if not trees.are_chains if self._overlap else not outcome.read().is_prefix:
             allocator = self._target_worker.get_memory_pool()[1]
@@ -135,10 +137,11 @@ class Launcher:
         with self._draws(batch), self._timed(batch):
             result = self._target_worker.forward_batch_generation(batch)
         rows = batch.extend_num_tokens or 0
-        if rows and (states := self._states_of(rows)) is not None:
-            counts = list(batch.extend_lens)
-            firsts = [0, *accumulate(counts)][:-1]
-            launched.states = ComingStates(states, firsts, list(batch.prefix_lens), counts)
+        with guarded("copying hidden states"):
+            if rows and (states := self._states_of(rows)) is not None:
+                counts = list(batch.extend_lens)
+                firsts = [0, *accumulate(counts)][:-1]
+                launched.states = ComingStates(states, firsts, list(batch.prefix_lens), counts)
         with guarded("recording token provenance"):
             provenance.extend(batch.reqs)
             tracing.extend(batch.reqs)

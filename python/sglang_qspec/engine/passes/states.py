@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sglang_qspec.engine import speculation
+from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.heads.checkpoint import load_projection
 from sglang_qspec.heads.config import is_head_folder, read
 from sglang_qspec.transfers import HostCopy
@@ -37,8 +39,8 @@ class TargetStates:
         found: Any = model
         weight = next(model.parameters())
         self._projection = load_projection(folder, weight.dtype, weight.device)
-        layers = read(folder).layers
-        found.set_eagle3_layers_to_capture(None if layers is None else list(layers))
+        layers = read(folder).layers_of(int(found.config.num_hidden_layers))
+        found.set_eagle3_layers_to_capture(list(layers))
         self._last: Tensor | None = None
         found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
 
@@ -60,9 +62,10 @@ class TargetStates:
         if len(args) > AUX:
             aux = args[AUX]
             args = args[:AUX] + args[AUX + 1 :]
-        if aux is not None:
-            states = aux if isinstance(aux, Tensor) else torch.cat(list(aux), -1)
-            self._last = functional.linear(states.to(self._projection.dtype), self._projection)
+        if aux is not None and speculation.active() is not None:
+            with guarded("projecting hidden states"):
+                states = aux if isinstance(aux, Tensor) else torch.cat(list(aux), -1)
+                self._last = functional.linear(states.to(self._projection.dtype), self._projection)
         return args, given
 
     def take(self, rows: int) -> Tensor | None:
