@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -130,6 +131,10 @@ class HeadDrafter:
         self._clock = clock
         self._max_tokens = max_server_tokens
         self._texts: dict[Subscriber, ServedText] = {}
+        self._busy: dict[Subscriber, ServedText] = {}
+        """The texts with something to read or to draft."""
+        self._kept: Counter[Peer] = Counter()
+        """Number of text tokens of each server."""
         self._messages: list[tuple[Peer, FromSidecar]] = []
         self.statistics = PassStatistics()
         self.declined = 0
@@ -142,12 +147,12 @@ class HeadDrafter:
     @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do."""
-        return not any(text.readable or text.lookahead for text in self._texts.values())
+        return not self._busy
 
     @property
     def requests(self) -> int:
         """Number of requests whose drafts are not finished."""
-        return sum(text.lookahead > 0 for text in self._texts.values())
+        return sum(text.lookahead > 0 for text in self._busy.values())
 
     @property
     def texts(self) -> int:
@@ -180,6 +185,7 @@ class HeadDrafter:
         """Forget all requests of a server that has gone."""
         for subscriber in [each for each in self._texts if each[0] == peer]:
             self._leave(subscriber)
+        del self._kept[peer]
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
         """Return pending messages with their receivers, each once."""
@@ -203,6 +209,16 @@ class HeadDrafter:
             for subscriber, _ in chosen:
                 self._decline(subscriber, "a pass of the head failed")
             raise
+        for subscriber, _ in chosen:
+            self._look(subscriber)
+
+    def _look(self, subscriber: Subscriber) -> None:
+        """Note whether a text has something to read or to draft."""
+        text = self._texts[subscriber]
+        if text.readable or text.lookahead:
+            self._busy[subscriber] = text
+        else:
+            self._busy.pop(subscriber, None)
 
     # Messages
 
@@ -211,18 +227,16 @@ class HeadDrafter:
         self._leave(subscriber)
         if len(message.token_ids) >= self._rows.context_len:
             self._decline(subscriber, "the text does not fit the head's context")
-        elif self._kept(peer) + len(message.token_ids) > self._max_tokens:
+        elif self._kept[peer] + len(message.token_ids) > self._max_tokens:
             self._decline(subscriber, "the texts of this server exceed its limit", retry=True)
         else:
+            self._kept[peer] += len(message.token_ids)
             self._texts[subscriber] = ServedText(
                 tokens_of(message.token_ids),
                 len(message.token_ids) - message.base_len,
                 message.seeded or GREEDY,
                 frozenset(message.stop_token_ids),
             )
-
-    def _kept(self, peer: Peer) -> int:
-        return sum(len(text.token_ids) for (owner, _), text in self._texts.items() if owner == peer)
 
     def _note(self, peer: Peer, message: States) -> None:
         """Keep states; those that are known are skipped, and a gap begins anew behind it."""
@@ -241,8 +255,10 @@ class HeadDrafter:
             self._close_row(text)
             text.begin = text.read = message.start
             text.states = [states]
+            self._look((peer, message.submission))
         elif end > text.known:
             text.states.append(states[text.known - message.start :])
+            self._look((peer, message.submission))
 
     def _follow(self, peer: Peer, commit: Commit) -> None:
         """Append committed tokens, and draft behind them if the states are complete."""
@@ -259,6 +275,7 @@ class HeadDrafter:
         if not fresh:
             return
         text.token_ids += tokens_of(fresh)
+        self._kept[peer] += len(fresh)
         if len(text.token_ids) >= self._rows.context_len:
             self._decline((peer, submission), "the text no longer fits the head's context")
             return
@@ -266,6 +283,7 @@ class HeadDrafter:
         if not text.lookahead or not text.is_complete or text.token_ids[-1] in text.stops:
             text.lookahead = 0
             self._send((peer, submission), text, 0, [], done=True)
+        self._look((peer, submission))
 
     def _send(
         self,
@@ -298,8 +316,7 @@ class HeadDrafter:
 
         A text without room in the KV is declined.
         """
-        waiting = [item for item in self._texts.items() if item[1].lookahead or item[1].readable]
-        waiting.sort(key=lambda item: not item[1].lookahead)
+        waiting = sorted(self._busy.items(), key=lambda item: not item[1].lookahead)
         chosen: list[tuple[Subscriber, ServedText]] = []
         tokens, rows, slots = 0, self._rows.free_rows, self._rows.free_slots
         for subscriber, text in waiting[: self._model.slots]:
@@ -429,6 +446,8 @@ class HeadDrafter:
     def _leave(self, subscriber: Subscriber) -> None:
         text = self._texts.pop(subscriber, None)
         if text is not None:
+            self._busy.pop(subscriber, None)
+            self._kept[subscriber[0]] -= len(text.token_ids)
             self._close_row(text)
 
     def _close_row(self, text: ServedText) -> None:
@@ -447,7 +466,12 @@ class HeadDrafter:
         self._rows.check_integrity()
         rows = [text.row for text in self._texts.values() if text.row is not None]
         assert len(rows) == len(set(rows)) == self._rows.open_rows
-        for text in self._texts.values():
+        kept: Counter[Peer] = Counter()
+        for subscriber, text in self._texts.items():
+            kept[subscriber[0]] += len(text.token_ids)
+            assert (subscriber in self._busy) == bool(text.readable or text.lookahead)
             assert text.begin <= text.read <= text.known
             if text.row is not None:
                 assert self._rows.length(text.row) >= text.read - text.begin
+        assert self._busy.keys() <= self._texts.keys()
+        assert kept == +self._kept
