@@ -45,6 +45,7 @@ class Models(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    torch.set_num_threads(1)  # more would wait for each other beside another server
     folder = tmp_path_factory.mktemp("models")
     target = write_target(folder / "target")
     training = Training(
