@@ -216,7 +216,8 @@ class States(msgspec.Struct, frozen=True, tag="states"):
 
     submission: Number
     start: Length
-    """Position of the first of these states in the text: prompt, then output."""
+    """Position of the token that the first state belongs to. The text is the prompt, then the
+    output."""
     data: Annotated[bytes, Meta(max_length=MAX_STATE_BYTES)]
     """bfloat16 [tokens, width] in the order of the bytes of this machine, row by row."""
 
@@ -353,3 +354,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 ToSidecar = Hello | Submit | Admit | Commits | States | Close | Ping
 FromSidecar = Welcome | Refusal | Drafted | Gap | Declined | Heartbeat
+
+
+def submissions_of(message: ToSidecar) -> list[int]:
+    """The numbers of the submissions that a message is about."""
+    if isinstance(message, Commits):
+        return [commit.submission for commit in message.requests]
+    return [] if isinstance(message, Hello | Ping) else [message.submission]

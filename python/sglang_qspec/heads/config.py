@@ -60,9 +60,9 @@ class HeadConfig:
     draft_vocab_size: int
     """Number of token ids that the head can draft."""
     layers: tuple[int, ...] | None
-    """Layers of the target whose outputs the head reads; None means `default_layers`."""
+    """The head reads the outputs of these layers of the target. None means `default_layers`."""
     states: int
-    """Number of these layers."""
+    """Number of layers that the head reads."""
     fields: Mapping[str, Any]
     """Fields of the decoder layer, for transformers' `LlamaConfig`."""
 
@@ -91,7 +91,7 @@ class HeadConfig:
 
 
 def default_layers(target_layers: int) -> tuple[int, ...]:
-    """The layers whose outputs heads read by default: an early, a middle and a late one.
+    """The layers that heads read by default: an early, a middle and a late one.
 
     The numbers are those of SGLang's `set_eagle3_layers_to_capture`, and of vLLM. Targets with few
     layers have others, because these would not be three different ones.

@@ -60,7 +60,7 @@ class Head(nn.Module):
     """Int64 [draft ids]: what to add to each of the head's ids for the target's id."""
 
     def __init__(self, config: HeadConfig) -> None:
-        """Make a head with random weights, whose ids are the target's first ones."""
+        """Make a head with random weights. It drafts the target's lowest ids."""
         super().__init__()
         self.config = config
         given: Any = dict(config.fields)

@@ -25,6 +25,7 @@ from sglang_qspec.messages import (
     Gap,
     Submit,
     ToSidecar,
+    submissions_of,
 )
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
 from sglang_qspec.sidecar.draft_kv import DraftKV
@@ -316,10 +317,8 @@ class Drafter:
 
     def expel(self, peer: Peer, message: ToSidecar) -> None:
         """Decline the requests of a message that could not be handled."""
-        requests = message.requests if isinstance(message, Commits) else [message]
-        for request in requests:
-            if isinstance(request, Submit | Admit | Commit | Close):
-                self._decline((peer, request.submission), "the sidecar failed to handle a message")
+        for submission in submissions_of(message):
+            self._decline((peer, submission), "the sidecar failed to handle a message")
 
     def _decline(self, subscriber: Subscriber, reason: str, *, retry: bool = False) -> None:
         self._leave(subscriber)

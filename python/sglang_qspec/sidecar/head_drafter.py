@@ -13,13 +13,10 @@ reads the text from there on. After a gap it begins anew behind the gap.
 from __future__ import annotations
 
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_qspec.config import MAX_COMPLETIONS, MAX_SERVER_TOKENS
 from sglang_qspec.link import Peer
@@ -34,71 +31,22 @@ from sglang_qspec.messages import (
     FromSidecar,
     Gap,
     OverloadLevel,
-    SeededSampling,
     States,
     Submit,
     ToSidecar,
+    submissions_of,
 )
 from sglang_qspec.sidecar.head_model import HeadModel, HeadOutput
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.sampler import Choices, choose
-from sglang_qspec.sidecar.sampling import GREEDY, Sampling
+from sglang_qspec.sidecar.sampling import GREEDY
+from sglang_qspec.sidecar.served_text import ServedText
 from sglang_qspec.sidecar.text import Subscriber, tokens_of
 
 READ_AT_ONCE = 2048
 """Maximum number of tokens that a pass reads, unless one text has more."""
 READ = 64
 """Number of tokens of the pass that tells how long reading takes."""
-
-
-@dataclass(eq=False)
-class ServedText:
-    """The text of a request, and what the head has of it. Positions are in tokens."""
-
-    token_ids: array[int]
-    """Prompt and committed output."""
-    prompt_len: int
-    """Length of the text without its output."""
-    sampling: Sampling | SeededSampling
-    stops: frozenset[int]
-    begin: int = 0
-    """Position of the first state."""
-    read: int = 0
-    """Position behind the last state that the head has read."""
-    states: list[NDArray[np.int16]] = field(default_factory=list)
-    """The states from `read` on: bfloat16 as int16 [tokens, width] each."""
-    row: int | None = None
-    """KV row; None before the first state is read."""
-    lookahead: int = 0
-    """Number of tokens to draft; 0 once they are drafted."""
-    drafts: int = 0
-    """Number of drafts so far."""
-
-    @property
-    def known(self) -> int:
-        """Position behind the last state that the server has sent."""
-        return self.read + sum(map(len, self.states))
-
-    @property
-    def readable(self) -> int:
-        """Number of states whose next token is known."""
-        return max(0, min(self.known, len(self.token_ids) - 1) - self.read)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is a state for each token but the newest."""
-        return self.known >= len(self.token_ids) - 1 > self.begin
-
-    @property
-    def output_len(self) -> int:
-        """Length of the committed output."""
-        return len(self.token_ids) - self.prompt_len
-
-    def take(self, count: int) -> NDArray[np.int16]:
-        """Remove the next `count` states, and return them."""
-        all_of_them = np.concatenate(self.states)
-        self.states = [all_of_them[count:]] if count < len(all_of_them) else []
-        return all_of_them[:count]
 
 
 class NoOverload:
@@ -151,7 +99,7 @@ class HeadDrafter:
 
     @property
     def requests(self) -> int:
-        """Number of requests whose drafts are not finished."""
+        """Number of requests that wait for more of a draft."""
         return sum(text.lookahead > 0 for text in self._busy.values())
 
     @property
@@ -165,7 +113,7 @@ class HeadDrafter:
             case Submit():
                 self._submit(peer, message)
             case States():
-                self._note(peer, message)
+                self._take_states(peer, message)
             case Commits():
                 for commit in message.requests:
                     self._follow(peer, commit)
@@ -176,10 +124,8 @@ class HeadDrafter:
 
     def expel(self, peer: Peer, message: ToSidecar) -> None:
         """Decline the requests of a message that could not be handled."""
-        requests = message.requests if isinstance(message, Commits) else [message]
-        for request in requests:
-            if isinstance(request, Submit | States | Commit):
-                self._decline((peer, request.submission), "the sidecar failed to handle a message")
+        for submission in submissions_of(message):
+            self._decline((peer, submission), "the sidecar failed to handle a message")
 
     def drop(self, peer: Peer) -> None:
         """Forget all requests of a server that has gone."""
@@ -210,9 +156,9 @@ class HeadDrafter:
                 self._decline(subscriber, "a pass of the head failed")
             raise
         for subscriber, _ in chosen:
-            self._look(subscriber)
+            self._note_work(subscriber)
 
-    def _look(self, subscriber: Subscriber) -> None:
+    def _note_work(self, subscriber: Subscriber) -> None:
         """Note whether a text has something to read or to draft."""
         text = self._texts[subscriber]
         if text.readable or text.lookahead:
@@ -238,7 +184,7 @@ class HeadDrafter:
                 frozenset(message.stop_token_ids),
             )
 
-    def _note(self, peer: Peer, message: States) -> None:
+    def _take_states(self, peer: Peer, message: States) -> None:
         """Keep states; those that are known are skipped, and a gap begins anew behind it."""
         text = self._texts.get((peer, message.submission))
         if text is None:
@@ -255,10 +201,10 @@ class HeadDrafter:
             self._close_row(text)
             text.begin = text.read = message.start
             text.states = [states]
-            self._look((peer, message.submission))
+            self._note_work((peer, message.submission))
         elif end > text.known:
             text.states.append(states[text.known - message.start :])
-            self._look((peer, message.submission))
+            self._note_work((peer, message.submission))
 
     def _follow(self, peer: Peer, commit: Commit) -> None:
         """Append committed tokens, and draft behind them if the states are complete."""
@@ -283,7 +229,7 @@ class HeadDrafter:
         if not text.lookahead or not text.is_complete or text.token_ids[-1] in text.stops:
             text.lookahead = 0
             self._send((peer, submission), text, 0, [], done=True)
-        self._look((peer, submission))
+        self._note_work((peer, submission))
 
     def _send(
         self,
@@ -369,11 +315,11 @@ class HeadDrafter:
         self,
         drafting: list[tuple[Subscriber, ServedText]],
         output: HeadOutput | None,
-        look: Callable[[], bool],
+        ends: Callable[[], bool],
     ) -> None:
         """Draft behind the newest tokens of texts, until each draft is complete.
 
-        Each token is sent at once; `look` sends. It also says whether messages wait, but a chain is
+        Each token is sent at once, by the call of `ends`. What it returns is ignored: a chain is
         short, and the head's passes take a small part of a target's.
         """
         length = 0
@@ -394,7 +340,7 @@ class HeadDrafter:
                 else:
                     kept.append(place)
             self.statistics.drafted_tokens += len(drafting)
-            look()
+            ends()
             drafting = [drafting[place] for place in kept]
             length += 1
             if drafting:

@@ -25,17 +25,8 @@ def parser() -> argparse.ArgumentParser:
         description="Draft for the servers that connect to an endpoint.",
     )
     add = made.add_argument
-    add(
-        "--model-path",
-        required=True,
-        help="draft model: a local checkpoint or a name on a hub; or the folder of a head",
-    )
-    add(
-        "--target-path",
-        default="",
-        help="with a head as --model-path, the folder of the target that it is for: its embeddings "
-        "and its tokenizer",
-    )
+    add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
+    add("--target-path", default="", help=argparse.SUPPRESS)  # of a head in a server's own sidecar
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
     add("--quantization", help="SGLang's quantization method (default: the checkpoint's)")

@@ -87,8 +87,8 @@ def _head(options: argparse.Namespace, kind: str | None) -> tuple[HeadModel, Hea
         return None
     if not options.target_path:
         raise ConfigError(
-            f"--model-path is {options.model_path!r}, a head, so --target-path must be the folder "
-            "of its target"
+            f"--model-path is {options.model_path!r}, a head, but must be a draft model: only a "
+            "server's own sidecar runs a head so far"
         )
     model = HeadModel(
         HeadOptions(

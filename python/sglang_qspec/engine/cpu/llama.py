@@ -101,7 +101,10 @@ class _Decoder:
         forward_batch: ForwardBatch,
         captured: Collection[int] = (),
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """The output behind the last norm; with `captured`, also the inputs of these layers."""
+        """Return the output of the last norm.
+
+        If `captured` names layers, also return the inputs of these layers.
+        """
         if not captured and self.drafting is not None and self.drafting.takes(forward_batch):
             return self.drafting.forward(hidden, positions, forward_batch)
         backend = get_attn_backend()
