@@ -29,9 +29,10 @@ from sglang_qspec.messages import (
     States,
     Submit,
 )
-from sglang_qspec.sidecar import head_model
+from sglang_qspec.sidecar import head_model, service
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
 from sglang_qspec.sidecar.head_model import HeadModel, HeadOptions
+from sglang_qspec.sidecar.options import parser
 from test.fuzz.frames import Frames
 from test.heads.tiny import VOCAB, Drafting, random_head, write_target
 
@@ -281,6 +282,14 @@ def test_a_target_of_another_width_is_refused(folders: tuple[Path, Path], tmp_pa
     (tmp_path / "config.json").write_text(text.replace('"vocab_size": 260', '"vocab_size": 300'))
     with pytest.raises(ConfigError, match=r"shape \[260, 64\], but the head needs \[300, 64\]"):
         HeadModel(HeadOptions(tmp_path, target))
+
+
+def test_a_separate_sidecar_refuses_a_head(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    options = parser().parse_args([f"--model-path={folders[0]}", "--endpoint=ipc:///tmp/x"])
+    with pytest.raises(ConfigError, match="only a server's own sidecar runs a head"):
+        service._head(options, "cpu")
+    options.model_path = str(tmp_path)
+    assert service._head(options, "cpu") is None
 
 
 @pytest.mark.parametrize("together", [16, 1])
