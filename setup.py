@@ -9,27 +9,32 @@ from setuptools import setup
 PACKAGE = Path("python/sglang_qspec")
 
 
-def extension(part: str, *arguments: str, link: tuple[str, ...] = ()) -> Pybind11Extension:
-    """Return the extension `sglang_qspec.PART._native`, built from the folder `PART/native`."""
+def extension(
+    part: str, *arguments: str, source: str = "module", name: str = "_native"
+) -> Pybind11Extension:
+    """Return the extension `sglang_qspec.PART.NAME`, built from a source in `PART/native`."""
     sources = PACKAGE / part / "native"
     return Pybind11Extension(
-        f"sglang_qspec.{part}._native",
-        [str(sources / "module.cpp")],
-        depends=sorted(map(str, sources.glob("*.h"))),
+        f"sglang_qspec.{part}.{name}",
+        [str(sources / f"{source}.cpp")],
+        depends=sorted(map(str, sources.glob("*.*"))),
         cxx_std=17,
         extra_compile_args=["-g0", "-Wall", "-Wextra", *arguments],
-        extra_link_args=list(link),
+        extra_link_args=[argument for argument in arguments if argument == "-fopenmp"],
     )
 
 
 extensions = [extension("trie", "-O2")]
 if platform.machine() == "x86_64":
-    # `cpu/native.py` imports this only if the processor has these instructions.
-    vectors = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
-    # GCC 12 gives these warnings for its own intrinsics.
-    quiet = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
-    extensions.append(
-        extension("cpu", "-O3", "-mfma", *vectors, *quiet, "-fopenmp", link=("-fopenmp",))
-    )
+    # A row's result must not depend on which products the compiler fuses. GCC 12 gives the two
+    # warnings for its own intrinsics.
+    both = ["-O3", "-mfma", "-ffp-contract=off", "-fopenmp"]
+    both += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+    avx512 = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
+    # `cpu/native.py` imports the one for whose instructions the processor is made.
+    extensions += [
+        extension("cpu", *both, *avx512),
+        extension("cpu", *both, "-mavx2", source="avx2", name="_native_avx2"),
+    ]
 
-setup(ext_modules=extensions)
+setup(ext_modules=extensions, options={"build_ext": {"parallel": True}})

@@ -1,6 +1,6 @@
 """Fuzzes the compiled products and decoder with random shapes and arguments, valid and invalid.
 
-    python -m test.cpu.fuzz --operations 1000 --seed 1
+    python -m test.cpu.fuzz --module _native_avx2 --operations 1000 --seed 1
 
 The command prints the number of operations, or the exception of the first operation that failed. It
 compares a product with numpy's product. It compares a decoder pass over several rows with passes
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.cpu import _native
+if TYPE_CHECKING:
+    from sglang_qspec.cpu._native import NativeLayer
 
 REFUSED = (ValueError, TypeError)
 EXTREMES = (-(1 << 80), -(1 << 31), -1, 0, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 63)
@@ -37,9 +39,10 @@ class Made:
 
 
 class KernelFuzz:
-    """Products and decoders of random shapes."""
+    """Products and decoders of random shapes, by one of the compiled modules."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, native: Any, seed: int) -> None:
+        self.native = native
         self.random = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.operations = 0
@@ -58,7 +61,7 @@ class KernelFuzz:
         return np.float32(1) + self.floats(hidden) / np.float32(10)
 
     def packed(self, outputs: int, inputs: int) -> Any:
-        return _native.PackedInt8(*self.weight(outputs, inputs))
+        return self.native.PackedInt8(*self.weight(outputs, inputs))
 
     def weight(self, outputs: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
         q = self.numbers.integers(-127, 128, (outputs, inputs), np.int8)
@@ -72,7 +75,7 @@ class KernelFuzz:
         x = self.floats(rows, inputs) * np.float32(self.random.choice((1, 1e-20, 1e10)))
         expected = x.astype(np.float64) @ (q * scale[:, None].astype(np.float64)).T
         digits, threads = self.random.randint(1, 2), self.random.choice((1, 1, 2, 5))
-        weight = _native.PackedInt8(q, scale)
+        weight = self.native.PackedInt8(q, scale)
         actual = weight.multiply(x, digits, threads)
         assert actual.shape == (rows, outputs)
         # Rounding is at most half a step for each input.
@@ -98,7 +101,7 @@ class KernelFuzz:
         assert x.shape[1] == 8
         assert x.dtype == np.float32
 
-    def layers(self, sizes: dict[str, int], pools: list[np.ndarray]) -> list[_native.NativeLayer]:
+    def layers(self, sizes: dict[str, int], pools: list[np.ndarray]) -> list[NativeLayer]:
         hidden, heads, kv_heads, dim = (sizes[k] for k in ("hidden", "heads", "kv_heads", "dim"))
         made = []
         for keys, values in zip(pools[::2], pools[1::2], strict=True):
@@ -131,7 +134,7 @@ class KernelFuzz:
             np.zeros((slots, kv_heads, sizes["dim"]), dtype)
             for _ in range(2 * self.random.randint(1, 3))
         ]
-        decoder = _native.Decoder(
+        decoder = self.native.Decoder(
             self.layers(sizes, pools),
             self.norm(sizes["hidden"]),
             self.floats(reach, sizes["dim"]),
@@ -227,7 +230,7 @@ class KernelFuzz:
             sizes[at] = self.random.choice((*EXTREMES, 3, float("nan")))
         given: Any = self.random.choice((layers, layers[:1], [], [None], [()]))
         try:
-            decoder = _native.Decoder(
+            decoder = self.native.Decoder(
                 given,
                 self.floats(self.random.choice((32, 32, 0, 16))),
                 self.floats(self.random.choice((9, 0)), self.random.choice((64, 64, 0, 96))),
@@ -241,10 +244,12 @@ class KernelFuzz:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--module", default="_native", choices=("_native", "_native_avx2"))
     parser.add_argument("--operations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    fuzz = KernelFuzz(options.seed)
+    native = import_module(f"sglang_qspec.cpu.{options.module}")
+    fuzz = KernelFuzz(native, options.seed)
     fuzz.run(options.operations)
     print(f"{fuzz.operations} operations")
 

@@ -6,7 +6,6 @@ import torch
 from sglang_qspec.cpu import linear
 from sglang_qspec.cpu.linear import INT4_ROWS, TWO_DIGIT_ROWS, Int4Linear, Int8Linear
 from sglang_qspec.cpu.linear_grids import Grid, round_int4, round_int8
-from test.cpu.digits import coarser
 
 ROWS = (1, TWO_DIGIT_ROWS, TWO_DIGIT_ROWS + 1, 64, 65, 130)
 
@@ -30,7 +29,7 @@ def row_errors(y: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def test_an_int8_product_is_close_to_the_float_product_for_each_row(m: int) -> None:
     grid = round_int8(weight())
     y = Int8Linear(grid)(inputs(m))
-    tolerance = 1e-4 * coarser() ** 2 if m <= TWO_DIGIT_ROWS else 2e-2 * coarser()
+    tolerance = 1e-4 if m <= TWO_DIGIT_ROWS else 2e-2
     assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < tolerance
 
 
@@ -147,17 +146,11 @@ def test_an_asymmetric_grid_per_channel_that_leaves_int8_is_rounded() -> None:
     torch.testing.assert_close(grid.dequantize(), torch.tensor([[0.0, 255.0]]))
 
 
-def test_int8_weights_are_multiplied_without_fbgemm_too(
+def test_int8_weights_are_multiplied_without_a_compiled_product_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear, "has_fbgemm", lambda: False)
+    monkeypatch.setattr(linear, "native", lambda: None)
     grid = round_int8(weight())
     for m in (1, 9):
         y = Int8Linear(grid)(inputs(m))
         assert row_errors(y, inputs(m) @ grid.dequantize().T).max() < 2e-2
-
-
-def test_packing_does_not_change_torchs_quantized_engine() -> None:
-    before = torch.backends.quantized.engine
-    Int8Linear.quantize(weight())
-    assert torch.backends.quantized.engine == before

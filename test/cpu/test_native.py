@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from sglang_qspec.cpu.linear_grids import Grid, round_int8
 from sglang_qspec.cpu.native import native
 
-pytestmark = pytest.mark.skipif(native() is None, reason="no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(native() is None, reason="no AVX2")
 
 HIDDEN, INNER, LAYERS, SLOTS, REACH, EPS = 96, 160, 2, 64, 32, 1e-5
 

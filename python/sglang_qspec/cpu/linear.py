@@ -5,7 +5,7 @@ core, layers of a 135M-parameter model; "Packed matrix products" in docs/results
 
 - An int8 product (uint8 activations, int8 weights, int32 sums) is faster than packed bfloat16 at
   any number of rows. Memory bandwidth bounds the compiled product (`cpu/native/product.h`) for up
-  to 4 rows. Without VNNI, FBGEMM's product is the fastest in torch.
+  to 4 rows. Without a compiled product, torch multiplies bfloat16 activations.
 - With AMX the compiled product takes little longer for 16 rows, or 8 with two digits, than for one.
 - 8-bit activations lower the agreement with the target. With few rows, reading the weight takes
   most of the time. So with few rows each activation becomes two 8-bit digits, in two rows: 16 bits
@@ -16,8 +16,6 @@ core, layers of a 135M-parameter model; "Packed matrix products" in docs/results
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from typing import Any
 
 import torch
@@ -30,27 +28,8 @@ TWO_DIGIT_ROWS = 4
 """Maximum number of rows with two digits per activation."""
 INT4_ROWS = 2
 """Maximum number of rows for the int4 kernel; more rows use the int8 copy."""
-_BLOCK_ROWS = 64
-"""Rows per call of FBGEMM: one call with 256 rows takes 1.2 times as long as four with 64."""
 _INT4_GROUPS = (256, 128, 64, 32)
 """Group sizes of torch's int4 product, which also needs a multiple of 16 output channels."""
-_TINY = 1e-30
-"""Minimum step of a row of activations, so that a row of zeros does not divide by 0."""
-
-
-@cache
-def has_fbgemm() -> bool:
-    """Whether this build of torch has FBGEMM (x86); without it activations stay in bfloat16."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
-
-
-@cache
-def _digit() -> int:
-    """Return the largest digit for which FBGEMM sums products exactly.
-
-    Without VNNI FBGEMM sums two products in 16 bits, so a digit has only 7 bits.
-    """
-    return 127 if torch.cpu._is_vnni_supported() else 63
 
 
 class Int8Linear:
@@ -62,12 +41,8 @@ class Int8Linear:
         self._scale = grid.scale[:, 0].contiguous()
         self.native: Any = None
         """The weight packed for `cpu._native`; None if this module is not available."""
-        self._packed: Any = None
         if native() is not None:
             self.native = native().PackedInt8(grid.q.numpy(), self._scale.numpy())
-        elif has_fbgemm():
-            self._packed = _pack_fbgemm(grid.q, self._scale)
-            self._sums = grid.q.sum(1, dtype=torch.float32).mul_(self._scale)
         else:
             self._q = grid.q
 
@@ -83,43 +58,10 @@ class Int8Linear:
             digits = 2 if rows.shape[0] <= TWO_DIGIT_ROWS else 1
             floats = rows.float().contiguous().numpy()
             y = torch.from_numpy(self.native.multiply(floats, digits, torch.get_num_threads()))
-        elif self._packed is None:
-            y = torch._weight_int8pack_mm(rows.bfloat16(), self._q, self._scale.bfloat16())
-        elif rows.shape[0] <= TWO_DIGIT_ROWS:
-            y = self._two_digits(rows.float())
-        elif rows.shape[0] <= _BLOCK_ROWS:
-            y = self._one_digit(rows.float())
         else:
-            y = torch.cat([self._one_digit(block.float()) for block in rows.split(_BLOCK_ROWS)])
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self._q, self._scale.bfloat16())
         y = y.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return y if bias is None else y.add_(bias)
-
-    def _one_digit(self, x: Tensor) -> Tensor:
-        """Multiply rows in 8 bits. The digits of a row cover its range: x = low + step * digit.
-
-        `x` is float32 [M, K]; returns float32 [M, N].
-        """
-        # Not `aminmax`, which takes three times as long as both reductions.
-        low = x.amin(-1, keepdim=True)
-        step = x.amax(-1, keepdim=True).sub_(low).mul_(1 / (2 * _digit() + 1)).clamp_min_(_TINY)
-        y = _multiply((x - low).div_(step), 0, self._packed)
-        return y.mul_(step).addr_(low[:, 0], self._sums)
-
-    def _two_digits(self, x: Tensor) -> Tensor:
-        """Multiply rows in 16 bits: a digit, and a second digit for its rounding error.
-
-        Both are rows of the same product. `x` is float32 [M, K]; returns float32 [M, N].
-        """
-        m, k = x.shape
-        finer = 2 * _digit()
-        step = x.abs().amax(-1, keepdim=True).mul_(1 / _digit()).clamp_min_(_TINY)
-        digits = x.new_empty(2 * m, k)
-        upper, lower = digits[:m], digits[m:]
-        torch.div(x, step, out=lower)
-        torch.round(lower, out=upper)
-        lower.sub_(upper).mul_(finer)
-        y = _multiply(digits, _digit() + 1, self._packed)
-        return y[:m].add_(y[m:], alpha=1 / finer).mul_(step)
 
 
 class Int4Linear:
@@ -165,31 +107,3 @@ class Int4Linear:
         y = torch._weight_int4pack_mm_for_cpu(rows, self._packed, self._group, self._steps)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if bias is None else y.add_(bias)
-
-
-def _pack_fbgemm(q: Tensor, scale: Tensor) -> Any:
-    """Return FBGEMM's packed copy of an int8 weight [N, K] with scales [N]."""
-    engine = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "fbgemm"
-    try:
-        with warnings.catch_warnings():
-            # Quantized tensor types are deprecated; the pinned torch still has them.
-            warnings.simplefilter("ignore", UserWarning)
-            weight = torch._make_per_channel_quantized_tensor(
-                q, scale.double(), torch.zeros(q.shape[0], dtype=torch.int64), 0
-            )
-            return torch.ops.quantized.linear_prepack(weight, None)
-    finally:
-        torch.backends.quantized.engine = engine
-
-
-def _multiply(digits: Tensor, zero: int, packed: Any) -> Tensor:
-    """Multiply `digits` float32 [M, K], rounded to nearest, by a packed weight: float32 [M, N].
-
-    With `zero` added, digits fit into bytes. This operator takes scale and zero point from its
-    caller; `linear_dynamic` would compute one range for all rows together.
-    """
-    product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        digits, 1.0, zero, packed
-    )
-    return product

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,15 +13,20 @@ _drafts_only = False
 
 @cache
 def native() -> Any:
-    """Return `sglang_qspec.cpu._native`; None without AVX-512 and VNNI, or if it was not built."""
-    if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
+    """Return the module that `sglang_qspec/cpu/_native.pyi` describes, for this processor.
+
+    None without AVX2, or if it was not built: instructions that a processor does not have would end
+    the process. torch's variable ATEN_CPU_CAPABILITY (`avx2`, `default`) limits the instructions.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in ("AVX2", "AVX512"):
         return None
+    wide = capability == "AVX512" and torch.cpu._is_vnni_supported()
+    name = "_native" if wide else "_native_avx2"
     try:
-        # Its instructions would end the process on other processors.
-        from sglang_qspec.cpu import _native
+        return import_module(f"sglang_qspec.cpu.{name}")
     except ImportError:
         return None
-    return _native
 
 
 def use_for_drafts() -> None:

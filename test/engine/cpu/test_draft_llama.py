@@ -13,7 +13,7 @@ from sglang_qspec.tools.models import DemoModels
 from test.forked import run
 from test.random_llama import write_random_llama
 
-pytestmark = pytest.mark.skipif(native() is None, reason="no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(native() is None, reason="no AVX2")
 
 PROMPTS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040))]
 

@@ -52,8 +52,8 @@ class Decoder {
     const int heads = shape.heads, dim = shape.head_dim;
     check_range("heads", heads, 1, MOST_INPUTS);
     check_range("kv_heads", shape.kv_heads, 1, heads);
-    check_range("cos_sin.shape[1] (head_dim)", dim, HEAD_BLOCK, MOST_INPUTS / heads);
-    check_multiple("cos_sin.shape[1] (head_dim)", dim, HEAD_BLOCK);
+    check_range("cos_sin.shape[1] (head_dim)", dim, HEAD_STEP, MOST_INPUTS / heads);
+    check_multiple("cos_sin.shape[1] (head_dim)", dim, HEAD_STEP);
     check_range("len(final_norm) (hidden)", shape.hidden, LANES, MOST_INPUTS);
     check_multiple("len(final_norm) (hidden)", shape.hidden, LANES);
     check_multiple("heads", heads, shape.kv_heads);
@@ -129,15 +129,15 @@ class Decoder {
   void norm(const float* from, const float* weight, float* to, int rows) const {
     const int width = shape_.hidden;
     for (int row = 0; row < rows; ++row, from += width, to += width) {
-      __m512 sum = _mm512_setzero_ps();
+      Floats sum = Floats{};
       for (int i = 0; i < width; i += LANES) {
-        const __m512 v = load(from + i);
-        sum = _mm512_fmadd_ps(v, v, sum);
+        const Floats v = load(from + i);
+        sum = fma(v, v, sum);
       }
-      const float mean = _mm512_reduce_add_ps(sum) / static_cast<float>(width);
-      const __m512 factor = _mm512_set1_ps(1.0F / std::sqrt(mean + shape_.eps));
+      const float mean = sum_of(sum) / static_cast<float>(width);
+      const float factor = 1.0F / std::sqrt(mean + shape_.eps);
       for (int i = 0; i < width; i += LANES) {
-        store(to + i, _mm512_mul_ps(_mm512_mul_ps(load(from + i), factor), load(weight + i)));
+        store(to + i, load(from + i) * factor * load(weight + i));
       }
     }
   }
@@ -147,16 +147,16 @@ class Decoder {
     const int dim = shape_.head_dim, half = dim / 2;
     float* head = qkv_.get() + size_of(t, qkv_width());
     const float* cosines = cos_sin_ + tokens.positions[t] * dim;
-    const __m512 scale = _mm512_set1_ps(1.0F / std::sqrt(static_cast<float>(dim)));
+    const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
     for (int h = 0; h < shape_.heads + shape_.kv_heads; ++h, head += dim) {
       for (int i = 0; i < half; i += LANES) {
-        const __m512 c = load(cosines + i), s = load(cosines + half + i);
-        const __m512 a = load(head + i), b = load(head + half + i);
-        __m512 first = _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s));
-        __m512 second = _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s));
+        const Floats c = load(cosines + i), s = load(cosines + half + i);
+        const Floats a = load(head + i), b = load(head + half + i);
+        Floats first = fma(a, c, -(b * s));
+        Floats second = fma(b, c, a * s);
         if (h < shape_.heads) {
-          first = _mm512_mul_ps(first, scale);
-          second = _mm512_mul_ps(second, scale);
+          first *= scale;
+          second *= scale;
         }
         store(head + i, first);
         store(head + half + i, second);
@@ -175,7 +175,7 @@ class Decoder {
     const int dim = shape_.head_dim, group = shape_.heads / shape_.kv_heads;
     const std::int64_t longest =
         *std::max_element(tokens.positions, tokens.positions + tokens.count) + 1;
-    const auto room = static_cast<std::size_t>((longest + LANES - 1) / LANES * LANES * MOST_HEADS);
+    const auto room = static_cast<std::size_t>((longest + LANES - 1) / LANES * LANES * AT_ONCE);
     scores_.reserve(room * static_cast<std::size_t>(threads));
 #pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1) schedule(dynamic)
     for (int t = 0; t < tokens.count; ++t) {
@@ -196,9 +196,7 @@ class Decoder {
   void gate(const float* gate_up, int inner, int t) {
     float* to = gate_up_.get() + size_of(t, inner);
     for (int i = 0; i < inner; i += LANES) {
-      const __m512 g = load(gate_up + i), one = _mm512_set1_ps(1.0F);
-      const __m512 e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), g));
-      store(to + i, _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(one, e)), load(gate_up + inner + i)));
+      store(to + i, gated(load(gate_up + i), load(gate_up + inner + i)));
     }
   }
 

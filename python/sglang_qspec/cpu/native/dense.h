@@ -25,11 +25,11 @@ class RowTiles {
     tiles_.reserve(static_cast<std::size_t>(count_ * steps_) * TILE_BYTES);
     for (std::int64_t tile = 0; tile < count_; ++tile) {
       for (int step = 0; step < steps_; ++step) {
-        __m512 pairs[LANES];
+        Floats pairs[LANES];
         for (int r = 0; r < TILE_ROWS; ++r) {
           const std::int64_t row = tile * TILE_ROWS + r;
-          pairs[r] = row < rows ? _mm512_loadu_ps(x + row * inputs + step * TILE_INPUTS)
-                                : _mm512_setzero_ps();
+          pairs[r] = Floats{};
+          if (row < rows) std::memcpy(&pairs[r], x + row * inputs + step * TILE_INPUTS, sizeof pairs[r]);
         }
         transpose(pairs);
         auto* to = reinterpret_cast<float*>(tiles_.get() + offset(tile, step));
@@ -165,16 +165,16 @@ struct DenseProduct {
   // Write `sums` [16 outputs, 16 rows] of a block and a tile of rows.
   __attribute__((target("avx512bf16"))) void write(const float* sums, int block,
                                                    std::int64_t tile) const {
-    __m512 row[LANES];
+    Floats row[LANES];
     for (int output = 0; output < LANES; ++output) row[output] = load(sums + output * LANES);
     transpose(row);
     const std::int64_t first = tile * TILE_ROWS, last = std::min(rows, first + TILE_ROWS);
     const std::int64_t column = std::int64_t{block} * TILE_ROWS;
     for (std::int64_t r = first; r < last; ++r) {
-      __m512 value = row[r - first];
+      Floats value = row[r - first];
       const std::int64_t at = r * outputs + column;
-      if (bias != nullptr) value = _mm512_add_ps(value, load(bias + column));
-      if (addend != nullptr) value = _mm512_add_ps(value, load(addend + at));
+      if (bias != nullptr) value += load(bias + column);
+      if (addend != nullptr) value += load(addend + at);
       const __m256bh rounded = _mm512_cvtneps_pbh(value);
       std::memcpy(y + at, &rounded, sizeof rounded);
     }

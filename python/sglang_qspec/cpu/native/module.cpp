@@ -1,4 +1,4 @@
-// Operations of decoders for CPUs with AVX-512 and VNNI; `_native.pyi` describes them.
+// Operations of decoders for CPUs with AVX2, or AVX-512 and VNNI; `_native.pyi` describes them.
 // All arrays are numpy arrays in C order. A decoder keeps references to its arrays.
 
 #include <pybind11/numpy.h>
@@ -18,10 +18,16 @@
 
 #include "arguments.h"
 #include "decoder.h"
-#include "dense.h"
 #include "product.h"
 #include "rows.h"
 #include "tiles.h"
+#ifdef QSPEC_TILES
+#include "dense.h"
+#endif
+
+#ifndef QSPEC_MODULE
+#define QSPEC_MODULE _native
+#endif
 
 namespace py = pybind11;
 
@@ -266,6 +272,7 @@ void store_rows_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride,
   });
 }
 
+#ifdef QSPEC_TILES
 void multiply_tiles_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t bias,
                        std::uintptr_t addend, std::uintptr_t y, std::int64_t rows, int inputs,
                        int outputs, int threads) {
@@ -280,6 +287,7 @@ void multiply_tiles_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t b
                              reinterpret_cast<BFloat16*>(y), rows, inputs, outputs};
   product.multiply(tiles, threads);
 }
+#endif
 
 // The requests of a pass, with the arrays that describe them.
 class AnyRowAttention {
@@ -296,10 +304,10 @@ class AnyRowAttention {
     const py::ssize_t widest = visible.shape(1);
     check_shape("visible", visible, {n, widest, widest});
     check_shape("slots", slots, {n, slots.shape(1)});
-    check_range("dim", dim, RowAttention::DIM_STEP, MOST_INPUTS);
-    check(dim % RowAttention::DIM_STEP == 0, [&] {
+    check_range("dim", dim, HEAD_STEP, MOST_INPUTS);
+    check(dim % HEAD_STEP == 0, [&] {
       return "dim is " + std::to_string(dim) + ", but must be a multiple of " +
-             std::to_string(RowAttention::DIM_STEP);
+             std::to_string(HEAD_STEP);
     });
     check_range("kv_heads", kv_heads, 1, MOST_INPUTS);
     check(heads % kv_heads == 0, [&] {
@@ -345,7 +353,7 @@ class AnyRowAttention {
 }  // namespace
 }  // namespace qspec
 
-PYBIND11_MODULE(_native, module) {
+PYBIND11_MODULE(QSPEC_MODULE, module) {
   using namespace qspec;
   py::class_<PackedInt8, std::shared_ptr<PackedInt8>>(module, "PackedInt8")
       .def(py::init(&pack), py::arg("q").noconvert(), py::arg("scale").noconvert())
@@ -365,7 +373,9 @@ PYBIND11_MODULE(_native, module) {
   module.def("rotate", &rotate_at);
   module.def("store_rows", &store_rows_at);
   module.def("may_use_tiles", &may_use_tiles);
+#ifdef QSPEC_TILES
   module.def("multiply_tiles", &multiply_tiles_at);
+#endif
   py::class_<AnyRowAttention>(module, "RowAttention")
       .def(py::init<const Array<std::int32_t>&, const Array<std::int64_t>&,
                     const Array<std::int64_t>&, const Array<bool>&, int, int, int, float>(),

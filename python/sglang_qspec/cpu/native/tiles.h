@@ -1,4 +1,4 @@
-// The tile registers of AMX: eight squares of 16 rows with 64 bytes.
+// The tile registers of AMX: eight squares of 16 rows with 64 bytes. A processor with AMX has AVX-512.
 #pragma once
 
 #include <cpuid.h>
@@ -8,11 +8,17 @@
 
 #include <cstdint>
 
+#ifdef __AVX512F__
+#define QSPEC_TILES
+#endif
+
 namespace qspec {
 
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_ROW_BYTES = 64;
 constexpr int TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES;
+
+#ifdef QSPEC_TILES
 
 // Whether the processor has AMX for bfloat16 and for bytes, and the kernel lets this process use it.
 // Threads and processes that start later may use it too.
@@ -50,5 +56,11 @@ class TileLayout {
       16, 16, 16, 16, 16, 16, 16, 16};
   alignas(64) std::uint8_t before_[64];
 };
+
+#else
+
+inline bool may_use_tiles() { return false; }
+
+#endif
 
 }  // namespace qspec
