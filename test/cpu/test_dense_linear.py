@@ -1,4 +1,4 @@
-"""Products with packed weights, and with AMX tiles, equal torch's."""
+"""Products with packed weights, and with bfloat16 weights as they are, equal torch's."""
 
 import pytest
 import torch
@@ -8,12 +8,17 @@ from sglang_qspec.cpu.dense_linear import (
     can_pack,
     pack,
     packed_linear,
-    takes_tiles,
-    tiled_linear,
+    takes_unpacked,
+    unpacked_linear,
 )
+from sglang_qspec.cpu.native import native
 
+needs_product = pytest.mark.skipif(
+    not takes_unpacked(torch.zeros(16, 32, dtype=torch.bfloat16)),
+    reason="oneDNN multiplies bfloat16",
+)
 needs_tiles = pytest.mark.skipif(
-    not takes_tiles(torch.zeros(16, 32, dtype=torch.bfloat16)), reason="no AMX with bfloat16"
+    native() is None or not native().may_use_tiles(), reason="no AMX with bfloat16"
 )
 
 
@@ -39,11 +44,11 @@ def test_weights_that_are_not_float_matrices_are_left_unpacked() -> None:
     assert not can_pack(torch.zeros(0, 3))
 
 
-@needs_tiles
+@needs_product
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64, 150])
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 33, 64, 150])
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (48, 704), (2080, 96), (80, 14336)])
-def test_a_tiled_product_is_rounded_once(
+def test_a_product_with_a_weight_as_it_is_is_rounded_once(
     rows: int, outputs: int, inputs: int, threads: int
 ) -> None:
     x, weight, bias = bfloat16s(rows, inputs), bfloat16s(outputs, inputs), bfloat16s(outputs)
@@ -52,8 +57,8 @@ def test_a_tiled_product_is_rounded_once(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        plain = tiled_linear(x, weight)
-        whole = tiled_linear(x, weight, bias, addend)
+        plain = unpacked_linear(x, weight)
+        whole = unpacked_linear(x, weight, bias, addend)
     finally:
         torch.set_num_threads(before)
     # A sum of float32 is off by little beside the largest sums, and is then rounded to 8 bits.
@@ -63,35 +68,37 @@ def test_a_tiled_product_is_rounded_once(
     torch.testing.assert_close(whole.double(), expected, rtol=2**-8, atol=room)
 
 
-@needs_tiles
-@pytest.mark.parametrize("inputs", [64, 704])
-def test_the_tiled_product_of_a_row_does_not_depend_on_the_other_rows(inputs: int) -> None:
+@needs_product
+@pytest.mark.parametrize("inputs", [64, 704, 14336])
+def test_the_product_of_a_row_does_not_depend_on_the_other_rows(inputs: int) -> None:
     x, weight = bfloat16s(600, inputs), bfloat16s(112, inputs)
-    together = tiled_linear(x, weight)
-    for first, last in ((0, 1), (7, 9), (30, 64), (599, 600), (100, 400)):
-        assert torch.equal(tiled_linear(x[first:last], weight), together[first:last])
+    together = unpacked_linear(x, weight)
+    for first, last in ((0, 1), (7, 9), (13, 16), (30, 64), (599, 600), (100, 400)):
+        assert torch.equal(unpacked_linear(x[first:last], weight), together[first:last])
 
 
 @needs_tiles
 def test_tiled_products_and_those_of_onednn_take_turns_in_a_thread() -> None:
     """Both set the layout of the tile registers."""
     x, weight, packed = bfloat16s(40, 64), bfloat16s(48, 64), pack(bfloat16s(48, 64))
-    first = tiled_linear(x, weight), packed_linear(x, packed)
+    first = unpacked_linear(x, weight), packed_linear(x, packed)
     for _ in range(3):
         assert torch.equal(packed_linear(x, packed), first[1])
-        assert torch.equal(tiled_linear(x, weight), first[0])
+        assert torch.equal(unpacked_linear(x, weight), first[0])
 
 
-@needs_tiles
-def test_a_tiled_product_takes_rows_of_any_shape_and_none() -> None:
+@needs_product
+def test_such_a_product_takes_rows_of_any_shape_and_none() -> None:
     x, weight = bfloat16s(2, 3, 64), bfloat16s(16, 64)
-    assert torch.equal(tiled_linear(x, weight).view(6, 16), tiled_linear(x.view(6, 64), weight))
+    assert torch.equal(
+        unpacked_linear(x, weight).view(6, 16), unpacked_linear(x.view(6, 64), weight)
+    )
     turned = x.transpose(0, 1)
-    assert torch.equal(tiled_linear(turned, weight), tiled_linear(x, weight).transpose(0, 1))
-    assert tiled_linear(x[:0], weight).shape == (0, 3, 16)
+    assert torch.equal(unpacked_linear(turned, weight), unpacked_linear(x, weight).transpose(0, 1))
+    assert unpacked_linear(x[:0], weight).shape == (0, 3, 16)
 
 
-def test_no_tiles_for_other_weights() -> None:
+def test_no_such_product_for_other_weights() -> None:
     for weight in (
         torch.zeros(16, 32),
         torch.zeros(20, 32, dtype=torch.bfloat16),
@@ -99,10 +106,9 @@ def test_no_tiles_for_other_weights() -> None:
         torch.zeros(32, 16, dtype=torch.bfloat16).T,
         torch.zeros(16, dtype=torch.bfloat16),
     ):
-        assert not takes_tiles(weight)
+        assert not takes_unpacked(weight)
 
 
-@needs_tiles
-def test_a_weight_for_tiles_is_not_packed() -> None:
+@needs_product
+def test_a_weight_for_such_a_product_is_not_packed() -> None:
     assert not can_pack(bfloat16s(16, 32))
-    assert can_pack(bfloat16s(16, 40))

@@ -1,7 +1,6 @@
-"""Operations of decoders, compiled for CPUs with AVX-512 and VNNI.
+"""Operations of decoders, compiled for CPUs with AVX-512 and VNNI, and as `_native_avx2` for AVX2.
 
-Int8 products and the decoder of a draft model, the operations of a target's layers other than its
-products, and these products too where the processor has AMX. Arrays are numpy arrays in C order,
+Int8 products and the decoder of a draft model, and the operations of a target's layers. Arrays are numpy arrays in C order,
 with exactly these types. All calls with arrays raise ValueError for a value or a shape that is not
 allowed. Arguments that are called an address are not checked: `cpu.row_ops`, `cpu.row_attention`
 and `cpu.dense_linear` take them from tensors.
@@ -118,7 +117,7 @@ def store_rows(
 def may_use_tiles() -> bool:
     """Whether the processor has AMX with bfloat16, and this process may use it."""
 
-def multiply_tiles(
+def multiply_dense(
     rows: int,
     weight: int,
     bias: int,
@@ -132,8 +131,8 @@ def multiply_tiles(
     """Write `rows` [count, inputs] @ weight.T + bias + addend: [count, outputs], rounded once.
 
     The first five are addresses of bfloat16; those of `bias` [outputs] and `addend` [count,
-    outputs] may be 0, and `out` may be `addend`. `weight` is [outputs, inputs]; `inputs` is a
-    multiple of 32 and `outputs` of 16. Raises ValueError unless `may_use_tiles()`.
+    outputs] may be 0, and `out` may be `addend`. `weight` is [outputs, inputs]. Raises ValueError
+    unless `inputs` is a multiple of 32 and `outputs` of 16.
     """
 
 class RowAttention:

@@ -1,14 +1,15 @@
-"""Dense matrix products for the few rows of a decode pass: with AMX tiles, or through oneDNN.
+"""Dense matrix products for the few rows of a decode pass: compiled here, or through oneDNN.
 
 In `torch.nn.functional.linear` oneDNN reorders the weights at each call. For few rows the
 reordering takes as long as the product. (135M parameters in bfloat16, one row, one AVX-512 core: 36
 ms, and 22 ms with weights that are packed once.) So this module packs the weights once. The sums
 are the same except for their order.
 
-On a processor with AMX the compiled product (`cpu/native/dense.h`) reads bfloat16 weights as they
-are, without packing. For few rows it is faster than oneDNN with packed weights, and from 64 rows on
-slower ("Decode passes and the memory" in docs/results.md). The sums are in the same order for any
-number of rows.
+The compiled products (`cpu/native/dense.h`) read bfloat16 weights as they are, without packing. With
+AMX they are faster than oneDNN for few rows, and slower from 64 rows on. oneDNN does not multiply
+bfloat16 without AVX-512, and torch's own product takes as long for each row as for the first one
+("Decode passes and the memory" in docs/results.md). The sums are in the same order for any number
+of rows.
 """
 
 import torch
@@ -16,28 +17,28 @@ from torch import Tensor
 
 from sglang_qspec.cpu.native import native
 
-TILE_OUTPUTS, TILE_INPUTS = 16, 32
-"""`tiled_linear` takes a weight whose outputs and inputs are multiples of these numbers."""
+OUTPUT_STEP, INPUT_STEP = 16, 32
+"""`unpacked_linear` takes a weight whose outputs and inputs are multiples of these numbers."""
 
 
-def takes_tiles(weight: Tensor) -> bool:
-    """Whether `tiled_linear` multiplies by this weight."""
+def takes_unpacked(weight: Tensor) -> bool:
+    """Whether `unpacked_linear` multiplies by this weight."""
     return (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.dim() == 2
         and weight.is_contiguous()
-        and weight.shape[0] % TILE_OUTPUTS == weight.shape[1] % TILE_INPUTS == 0
+        and weight.shape[0] % OUTPUT_STEP == weight.shape[1] % INPUT_STEP == 0
         and native() is not None
-        and native().may_use_tiles()
+        and (native().may_use_tiles() or not torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
-def tiled_linear(
+def unpacked_linear(
     rows: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor | None = None
 ) -> Tensor:
-    """Multiply `rows` [..., in] by a `weight` [out, in] for which `takes_tiles` is true.
+    """Multiply `rows` [..., in] by a `weight` [out, in] for which `takes_unpacked` is true.
 
     Adds `bias` [out] and `addend` [..., out], and rounds the sum once: [..., out]. All are
     bfloat16.
@@ -47,7 +48,7 @@ def tiled_linear(
     # These tensors must live until the end of the call.
     rows = rows.contiguous()
     added = [None if part is None else part.contiguous() for part in (bias, addend)]
-    native().multiply_tiles(
+    native().multiply_dense(
         rows.data_ptr(),
         weight.data_ptr(),
         *(0 if part is None else part.data_ptr() for part in added),
@@ -64,7 +65,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can pack this weight on this processor, and no product reads it as it is."""
     if weight.device.type != "cpu" or weight.layout != torch.strided or weight.dim() != 2:
         return False
-    if not torch.backends.mkldnn.is_available() or weight.numel() == 0 or takes_tiles(weight):
+    if not torch.backends.mkldnn.is_available() or weight.numel() == 0 or takes_unpacked(weight):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

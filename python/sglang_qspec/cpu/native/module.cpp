@@ -18,11 +18,13 @@
 
 #include "arguments.h"
 #include "decoder.h"
+#include "dense.h"
+#include "dense_vectors.h"
 #include "product.h"
 #include "rows.h"
 #include "tiles.h"
 #ifdef QSPEC_TILES
-#include "dense.h"
+#include "dense_tiles.h"
 #endif
 
 #ifndef QSPEC_MODULE
@@ -272,22 +274,31 @@ void store_rows_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride,
   });
 }
 
-#ifdef QSPEC_TILES
-void multiply_tiles_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t bias,
+void multiply_dense_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t bias,
                        std::uintptr_t addend, std::uintptr_t y, std::int64_t rows, int inputs,
                        int outputs, int threads) {
   const auto values = [](std::uintptr_t address) {
     return reinterpret_cast<const BFloat16*>(address);
   };
-  check(may_use_tiles(), [] { return std::string("this processor has no AMX with bfloat16"); });
+  check(inputs % INPUT_STEP == 0 && outputs % OUTPUT_STEP == 0, [&] {
+    return "the weight is " + text_of({outputs, inputs}) + ", but must be of multiples of " +
+           text_of({OUTPUT_STEP, INPUT_STEP});
+  });
   const py::gil_scoped_release released;
-  static thread_local RowTiles tiles;
-  tiles.assign(values(x), rows, inputs);
-  const DenseProduct product{values(weight), values(bias), values(addend),
-                             reinterpret_cast<BFloat16*>(y), rows, inputs, outputs};
-  product.multiply(tiles, threads);
-}
+  const Dense dense{values(weight), values(bias), values(addend), reinterpret_cast<BFloat16*>(y),
+                    rows,           inputs,       outputs};
+#ifdef QSPEC_TILES
+  if (may_use_tiles()) {
+    static thread_local RowTiles tiles;
+    tiles.assign(values(x), rows, inputs);
+    TileProduct(dense).multiply(tiles, threads);
+    return;
+  }
 #endif
+  static thread_local FloatRows floats;
+  floats.assign(values(x), rows, inputs);
+  VectorProduct(dense).multiply(floats, threads);
+}
 
 // The requests of a pass, with the arrays that describe them.
 class AnyRowAttention {
@@ -373,9 +384,7 @@ PYBIND11_MODULE(QSPEC_MODULE, module) {
   module.def("rotate", &rotate_at);
   module.def("store_rows", &store_rows_at);
   module.def("may_use_tiles", &may_use_tiles);
-#ifdef QSPEC_TILES
-  module.def("multiply_tiles", &multiply_tiles_at);
-#endif
+  module.def("multiply_dense", &multiply_dense_at);
   py::class_<AnyRowAttention>(module, "RowAttention")
       .def(py::init<const Array<std::int32_t>&, const Array<std::int64_t>&,
                     const Array<std::int64_t>&, const Array<bool>&, int, int, int, float>(),

@@ -12,7 +12,13 @@ from sglang.srt.layers.quantization.unquant import (
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from torch.nn import Parameter
 
-from sglang_qspec.cpu.dense_linear import can_pack, pack, packed_linear, takes_tiles, tiled_linear
+from sglang_qspec.cpu.dense_linear import (
+    can_pack,
+    pack,
+    packed_linear,
+    takes_unpacked,
+    unpacked_linear,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,8 +81,8 @@ def _apply(
 ) -> Tensor:
     if layer.weight.is_mkldnn:
         return packed_linear(x, layer.weight, bias)
-    if x.dtype == layer.weight.dtype and takes_tiles(layer.weight):
-        return tiled_linear(x, layer.weight, bias)
+    if x.dtype == layer.weight.dtype and takes_unpacked(layer.weight):
+        return unpacked_linear(x, layer.weight, bias)
     return _stock_apply(method, layer, x, bias)
 
 
@@ -97,8 +103,8 @@ def _lm_head(
         and not processor.use_fp32_lm_head
         and processor.rl_on_policy_target is None
     )
-    if plain and takes_tiles(lm_head.weight):
-        return tiled_linear(hidden_states.to(lm_head.weight.dtype), lm_head.weight)
+    if plain and takes_unpacked(lm_head.weight):
+        return unpacked_linear(hidden_states.to(lm_head.weight.dtype), lm_head.weight)
     if not plain or not can_pack(lm_head.weight):
         return _stock_lm_head(processor, hidden_states, lm_head, embedding_bias, **options)
     weight = lm_head.weight

@@ -24,8 +24,8 @@ from sglang_qspec.cpu.decoder_ops import Rotation, mirrored, rms_norm, silu_and_
 from sglang_qspec.cpu.dense_linear import (
     packed_linear,
     packed_linear_add,
-    takes_tiles,
-    tiled_linear,
+    takes_unpacked,
+    unpacked_linear,
 )
 from sglang_qspec.engine.cpu.attention import CpuAttention
 from sglang_qspec.engine.cpu.dense_linear import load_count
@@ -46,18 +46,18 @@ class _Product:
         self._bias = linear.bias
         weight = getattr(linear, "weight", None)
         self._packed = weight if weight is not None and weight.is_mkldnn else None
-        self._tiled = weight if weight is not None and takes_tiles(weight) else None
+        self._unpacked = weight if weight is not None and takes_unpacked(weight) else None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if self._tiled is not None:
-            return tiled_linear(rows, self._tiled, self._bias)
+        if self._unpacked is not None:
+            return unpacked_linear(rows, self._unpacked, self._bias)
         if self._packed is not None:
             return packed_linear(rows, self._packed, self._bias)
         return self._linear.quant_method.apply(self._linear, rows, self._bias)
 
     def plus(self, rows: Tensor, addend: Tensor) -> Tensor:
-        if self._tiled is not None:
-            return tiled_linear(rows, self._tiled, self._bias, addend)
+        if self._unpacked is not None:
+            return unpacked_linear(rows, self._unpacked, self._bias, addend)
         if self._packed is not None:
             return packed_linear_add(rows, self._packed, self._bias, addend)
         return addend + self._linear.quant_method.apply(self._linear, rows, self._bias)

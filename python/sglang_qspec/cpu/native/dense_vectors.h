@@ -1,0 +1,95 @@
+// The dense product on processors without instructions for bfloat16.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "dense.h"
+#include "vectors.h"
+
+namespace qspec {
+
+constexpr int PAIRS = 2 * LANES;
+
+// Of the next PAIRS values those with even places, or those with odd places.
+inline Floats half(const BFloat16* from, bool odd) {
+  Ints pairs;
+  std::memcpy(&pairs, from, sizeof pairs);
+  return reinterpret_cast<Floats>(odd ? pairs & ~0xFFFF : pairs << 16);
+}
+
+// Rows of x [rows, inputs] as floats: of each PAIRS values the even half, then the odd one.
+class FloatRows {
+ public:
+  void assign(const BFloat16* x, std::int64_t rows, int inputs) {
+    inputs_ = inputs;
+    values_.reserve(static_cast<std::size_t>(rows * inputs));
+    float* to = values_.get();
+    for (std::int64_t at = 0; at < rows * inputs; at += PAIRS) {
+      store(to + at, half(x + at, false));
+      store(to + at + LANES, half(x + at, true));
+    }
+  }
+
+  const float* row(std::int64_t row) const { return values_.get() + row * inputs_; }
+
+ private:
+  int inputs_ = 0;
+  Buffer<float> values_;
+};
+
+class VectorProduct : public Dense {
+ public:
+  explicit VectorProduct(const Dense& dense) : Dense(dense) {}
+
+  void multiply(const FloatRows& x, int threads) const {
+    const std::int64_t row_bytes = std::int64_t{inputs} * static_cast<int>(sizeof(float));
+    const std::int64_t group = std::max(LEAST_GROUP, GROUP_BYTES / row_bytes / MOST_ROWS * MOST_ROWS);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (std::int64_t first = 0; first < rows; first += group) {
+      const std::int64_t last = std::min(rows, first + group);
+#pragma omp for schedule(static) nowait
+      for (int column = 0; column < outputs; column += OUTPUT_STEP) {
+        for (std::int64_t row = first; row < last; row += MOST_ROWS) {
+          const auto count = static_cast<int>(std::min<std::int64_t>(MOST_ROWS, last - row));
+          with_constant<MOST_ROWS>(count, [&](auto rows) { block<rows.value>(x, row, column); });
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int MOST_ROWS = 4;
+  // All outputs of a group of rows come before the next group, so that the rows stay in the L2 cache.
+  static constexpr std::int64_t GROUP_BYTES = 1 << 18;
+  static constexpr std::int64_t LEAST_GROUP = 16;  // rows; fewer would read the weight too often
+
+  // OUTPUT_STEP outputs of ROWS rows.
+  template <int ROWS>
+  void block(const FloatRows& x, std::int64_t row, int column) const {
+    constexpr int OUTPUTS = ROWS > 1 ? 2 : 4;  // at once; the sums of all rows fit into registers
+    float sums[ROWS][OUTPUT_STEP];
+    for (int at = 0; at < OUTPUT_STEP; at += OUTPUTS) {
+      const BFloat16* from = weight + std::int64_t{column + at} * inputs;
+      Floats sum[ROWS][OUTPUTS] = {};
+      for (int k = 0; k < inputs; k += PAIRS) {
+        for (const bool odd : {false, true}) {
+          Floats w[OUTPUTS];
+          for (int o = 0; o < OUTPUTS; ++o) w[o] = half(from + std::int64_t{o} * inputs + k, odd);
+          for (int r = 0; r < ROWS; ++r) {
+            const Floats value = load(x.row(row + r) + k + (odd ? LANES : 0));
+            for (int o = 0; o < OUTPUTS; ++o) sum[r][o] = fma(w[o], value, sum[r][o]);
+          }
+        }
+      }
+      for (int r = 0; r < ROWS; ++r) {
+        for (int o = 0; o < OUTPUTS; ++o) sums[r][at + o] = sum_of(sum[r][o]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      for (int at = 0; at < OUTPUT_STEP; at += LANES) write(row + r, column + at, load(sums[r] + at));
+    }
+  }
+};
+
+}  // namespace qspec
