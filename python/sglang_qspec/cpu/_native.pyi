@@ -1,9 +1,9 @@
 """Operations of decoders, compiled for CPUs with AVX-512 and VNNI, and as `_native_avx2` for AVX2.
 
-Int8 products and the decoder of a draft model, and the operations of a target's layers. Arrays are numpy arrays in C order,
-with exactly these types. All calls with arrays raise ValueError for a value or a shape that is not
-allowed. Arguments that are called an address are not checked: `cpu.row_ops`, `cpu.row_attention`
-and `cpu.dense_linear` take them from tensors.
+Int8 products and the decoder of a draft model, and the operations of a target's layers. Arrays are
+numpy arrays in C order, with exactly these types. All calls with arrays raise ValueError for a
+value or a shape that is not allowed. Arguments that are called an address are not checked:
+`cpu.row_ops`, `cpu.row_attention` and `cpu.dense_linear` take them from tensors.
 """
 
 from collections.abc import Sequence

@@ -5,11 +5,11 @@ reordering takes as long as the product. (135M parameters in bfloat16, one row, 
 ms, and 22 ms with weights that are packed once.) So this module packs the weights once. The sums
 are the same except for their order.
 
-The compiled products (`cpu/native/dense.h`) read bfloat16 weights as they are, without packing. With
-AMX they are faster than oneDNN for few rows, and slower from 64 rows on. oneDNN does not multiply
-bfloat16 without AVX-512, and torch's own product takes as long for each row as for the first one
-("Decode passes and the memory" in docs/results.md). The sums are in the same order for any number
-of rows.
+The compiled products (`cpu/native/dense.h`) read bfloat16 weights as they are, without packing.
+With AMX they are faster than oneDNN for few rows, and slower from 64 rows on. oneDNN does not
+multiply bfloat16 without AVX-512, and torch's own product takes nearly as long for each row as for
+the first one ("Decode passes and the memory" in docs/results.md). The sums are in the same order
+for any number of rows.
 """
 
 import torch
