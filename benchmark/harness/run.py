@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmark.harness.statistics import percentile
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.draft_source import OF_SIDECAR
 
 COUNTED = ("passes", "requests", "input_tokens", "seconds", "waited_seconds")
 """Counters of a pipeline: verify passes; requests and tokens (padding included) summed over them;
@@ -178,7 +179,7 @@ class Run:
     @property
     def wasted(self) -> int | None:
         """Drafted tokens that no pass accepted; None without a sidecar."""
-        used = self.accepted["queue"] + self.accepted["step"]
+        used = sum(self.accepted[source.name.lower()] for source in OF_SIDECAR)
         return None if self.drafted is None else self.drafted - used
 
     @property

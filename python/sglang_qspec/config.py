@@ -171,6 +171,12 @@ class QSpecConfig:
         "the first of these that exists: a GPU that nobody uses, another GPU with half of its "
         "memory free, the target's GPU",
     )
+    head_path: str = _setting(
+        "",
+        values.text,
+        "folder of a head that drafts for running requests, beside a draft model that drafts for "
+        "waiting ones; a head without a draft model is the --speculative-draft-model-path",
+    )
     cores: str = _setting(
         AUTO_CORES,
         values.cores(AUTO_CORES, SHARED_CORES),

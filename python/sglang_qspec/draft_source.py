@@ -23,9 +23,13 @@ class Source(IntEnum):
     STEP = 4
     """A step draft: the sidecar's continuation of the committed tokens while the request is
     served."""
+    HEAD = 5
+    """A step draft of a head, from the target's hidden states."""
 
 
-OF_SIDECAR = frozenset((Source.QUEUE, Source.STEP))
+OF_STEPS = frozenset((Source.STEP, Source.HEAD))
+"""Sources that the sidecar drafts while the request is served."""
+OF_SIDECAR = OF_STEPS | {Source.QUEUE}
 """Sources that the sidecar drafts."""
 DESCRIPTIONS = {
     Source.QUEUE: "completion drafted while the request waited",
@@ -33,6 +37,7 @@ DESCRIPTIONS = {
     Source.PROMPT: "looked up in the prompt",
     Source.OUTPUT: "looked up in the earlier output",
     Source.STEP: "drafted by the sidecar while the request ran",
+    Source.HEAD: "drafted by the sidecar's head from the target's hidden states",
 }
 """What `qspec show` says of a token of each source."""
 SOURCES = tuple(source.name.lower() for source in Source)

@@ -18,7 +18,8 @@ After it the target waits no more in this session of the link, for example for a
 FIRST_PASSES = 4
 """Passes of a request that wait for step drafts, if the request also gets drafts of other sources.
 A drafter may be much slower than the target, and more waits would show nothing else."""
-OF_SIDECARS = {"queue", "step"}
+OF_STEPS = {"step", "head"}
+OF_SIDECARS = OF_STEPS | {"queue"}
 """Sources of the drafts that sidecars make."""
 POLL_S = 0.02
 """Seconds between two looks at a sidecar that drafts, or at a test that holds the target."""
@@ -114,7 +115,7 @@ def install() -> None:
     def admit(sound: Callable[..., Any], self: Any, rid: str) -> Any:
         live, session = self.live(rid), self.sidecar.session_count
         patience = Patience(self.sidecar)
-        steps = self.runtime_settings.mode != "queue" and live and "step" in live.controls.sources
+        steps = self.runtime_settings.mode != "queue" and live and live.controls.sources & OF_STEPS
         if live is not None and live.waits and not steps and session not in missed:
             while self.sidecar.ready and lacks_completion(live):
                 time.sleep(POLL_S)

@@ -27,12 +27,13 @@ def make(
     clock: Callable[[], float] = time.monotonic,
     *,
     of_head: bool = False,
+    has_model: bool = True,
     **settings: Any,
 ) -> Speculator:
     """A speculator that has not looked for its sidecar yet."""
     limits = TrieLimits(vocab_size=VOCAB, max_request_tokens=256, max_total_tokens=4096)
     config = QSpecConfig(max_request_tokens=256, max_total_tokens=4096, **settings)
-    opened = Opened() if link is None else Opened((link,), of_head=of_head)
+    opened = Opened() if link is None else Opened((link,), of_head=of_head, has_model=has_model)
     return Speculator(config, VOCAB, TrieStore(limits), opened, clock)
 
 

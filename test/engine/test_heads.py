@@ -6,6 +6,7 @@ head is trained for it in some seconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ served = pytest.mark.server
 CHUNK = 16
 """Prompt tokens of a prefill, so that each prompt takes several ones."""
 TOKENS = 32
-STEPS = {"qspec_sources": ["step"], "qspec_return_trace": True}
+STEPS = {"qspec_sources": ["head"], "qspec_return_trace": True}
 
 
 class Models(NamedTuple):
@@ -126,7 +127,7 @@ def check_drafts(reference: Reference, prompt: list[int], answer: dict[str, Any]
         tree = each["tree"]
         if not tree["ids"]:
             continue
-        assert set(tree["sources"]) == {"step"}
+        assert set(tree["sources"]) == {"head"}
         text = [*prompt, *answer["output_ids"][: each["start"]]]
         first = [
             token
@@ -134,7 +135,7 @@ def check_drafts(reference: Reference, prompt: list[int], answer: dict[str, Any]
             if parent == -1
         ]
         assert reference.drafted(text, cached) in first
-    accepted: int = answer["meta_info"]["qspec"]["accepted_by_source"]["step"]
+    accepted: int = answer["meta_info"]["qspec"]["accepted_by_source"]["head"]
     return accepted
 
 
@@ -196,6 +197,69 @@ def test_a_killed_sidecar_drafts_again_for_later_requests(
     (prompt, *_) = reference.prompts(21)
     (answer,) = ask(server, [prompt])
     assert check_drafts(reference, prompt, answer) >= 2
+
+
+@pytest.fixture(scope="module")
+def beside(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the head beside a draft model, which is the target itself."""
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
+        *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
+        "--sleep-on-idle",
+        *(*QSPEC, "--speculative-draft-model-path", str(folders.target)),
+        *("--speculative-qspec-head-path", str(folders.head)),
+        *("--speculative-qspec-cores", str(cores(1)[0])),
+    ]
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(folders.target, arguments, cores=cores(0), environment=environment) as running:
+        wait_for_sidecar(running)
+        yield running
+        assert not state(running)["failed"], running.log[-4000:]
+
+
+@served
+def test_a_draft_model_drafts_for_waiting_requests_and_the_head_for_running_ones(
+    beside: Server, reference: Reference
+) -> None:
+    given = [*reference.prompts(1), *reference.prompts(5)]
+    by_source: Counter[str] = Counter()
+    for custom in ({}, {"qspec_sources": ["head"]}, {"qspec_sources": ["queue"]}):
+        for prompt, answer in zip(given, ask(beside, given, custom), strict=True):
+            assert answer["output_ids"] == reference.answer(prompt)
+            record = answer["meta_info"]["qspec"]
+            by_source.update(record["accepted_by_source"])
+    assert by_source["queue"] > 0
+    assert by_source["head"] > 0
+    assert by_source["step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "head", "message"),
+    [
+        ({}, "", None),
+        ({}, "none", "--speculative-qspec-head-path is 'none', but must be the folder of a head"),
+        ({"speculative_draft_model_path": None}, "", "needs --speculative-draft-model-path"),
+    ],
+)
+def test_a_head_beside_a_draft_model_is_checked(
+    folders: Models, changes: dict[str, Any], head: str, message: str | None
+) -> None:
+    others = {
+        "tokenizer_path": str(folders.target),
+        "trust_remote_code": False,
+        "revision": None,
+        "speculative_draft_model_revision": None,
+        "skip_tokenizer_init": False,
+    }
+    draft = {"speculative_draft_model_path": str(folders.target)}
+    given = arguments(folders, **{**others, **draft, **changes})
+    settings = QSpecConfig(head_path=head or str(folders.head))
+    if message is None:
+        checks.check_draft_model(given, settings)
+        given.speculative_draft_model_path = str(folders.head)
+        message = "give one head, or a draft model and a head"
+    with pytest.raises(ConfigError, match=message):
+        checks.check_draft_model(given, settings)
 
 
 def arguments(folders: Models, **changes: Any) -> Any:

@@ -198,7 +198,7 @@ class Speculator:
         insertion = self._tries.insert(
             live.rid,
             live.trie.serial,
-            Source.STEP if step else Source.QUEUE,
+            self.sidecar.source if step else Source.QUEUE,
             # Another submission may use the same completion number for another stream.
             drafted.submission * STREAMS_PER_SUBMISSION + drafted.completion,
             drafted.base_len,

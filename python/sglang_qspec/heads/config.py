@@ -115,6 +115,14 @@ def is_head_folder(folder: Path) -> bool:
     return isinstance(content, dict) and is_head(content)
 
 
+def folder_of(draft_model: str | None, head_path: str) -> Path | None:
+    """The folder of the head among a server's draft model and `head_path`; None for no head."""
+    if head_path:
+        return Path(head_path).expanduser()
+    folder = None if draft_model is None else Path(draft_model).expanduser()
+    return folder if folder is not None and is_head_folder(folder) else None
+
+
 def read(folder: Path) -> HeadConfig:
     """Read the configuration of a head. Raises ConfigError with what is not supported."""
     path = folder / "config.json"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_qspec.config import PIPELINES
+from sglang_qspec.draft_source import OF_STEPS
 from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.positions import Positions
@@ -78,14 +79,14 @@ class Totals:
         for source, count in trees.count_by_source().items():
             self.proposed[source] += count
         self.positions.record(trees, accepted)
-        steps = (trees.sources == Source.STEP) & (trees.scores > 0)
+        steps = trees.steps
         steps[:, :1] = False  # the root is committed, wherever it came from
         for row, drafted in enumerate(steps.sum(axis=1).tolist()):
             confirmed = 0
             for node in accepted[row]:
                 source = Source(trees.sources[row, node])
                 self.accepted[source] += 1
-                confirmed += source is Source.STEP
+                confirmed += source in OF_STEPS
             if drafted:
                 self.learn_agreement(confirmed, missed=confirmed < drafted)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_qspec.policy.width import Choice
-from sglang_qspec.trie import DraftTrees, Source
+from sglang_qspec.trie import DraftTrees
 
 PROBE_AFTER = 64
 """Number of passes without a wait after which the server tries a wait again."""
@@ -32,8 +32,7 @@ def with_next_steps(
 
     The new token's score is the lowest step-draft score of its tree, times `agreement`.
     """
-    is_step = (trees.sources == Source.STEP) & (trees.scores > 0)
-    chances = np.where(is_step, trees.scores, np.float32(1.0)).min(axis=1, keepdims=True)
+    chances = np.where(trees.steps, trees.scores, np.float32(1.0)).min(axis=1, keepdims=True)
     more = np.where(awaited[:, None], np.float32(agreement) * chances, np.float32(0.0))
     scores = np.concatenate([trees.scores, more], axis=1)
     scores[:, 1:] = -np.sort(-scores[:, 1:], axis=1)

@@ -241,6 +241,8 @@ class SidecarProcess(Supervised):
             command.append(f"--attention-backend={attention_backend}")
         if target_path:
             command.append(f"--target-path={target_path}")
+        if settings.head_path:
+            command.append(f"--head-path={settings.head_path}")
         if background:
             command.append("--background")
         if shared:

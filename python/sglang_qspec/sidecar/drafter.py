@@ -57,6 +57,7 @@ class Drafter:
         prefill_tokens: int = 256,
         apart: bool = False,
         share: bool = False,
+        steps: bool = True,
         max_server_tokens: int = MAX_SERVER_TOKENS,
         max_backlog_s: float = MAX_BACKLOG_S,
         most_passes: int = 1,
@@ -68,7 +69,8 @@ class Drafter:
         `slots` is the maximum number of completions in one pass, and `prefill_tokens` the maximum
         number of prompt tokens. With `apart`, step drafts, first completions, other completions and
         servers do not share passes, because a larger pass is slower on a CPU. With `share`, equal
-        prompts of several servers are drafted once and share their KV. `max_server_tokens` limits
+        prompts of several servers are drafted once and share their KV. Without `steps` committed
+        output is followed, but no step drafts continue it. `max_server_tokens` limits
         the text tokens, and separately the draft tokens, kept for one server. If one of several
         servers has a backlog of more than `max_backlog_s` seconds, the drafter may skip work
         (`Overload`). `most_passes` is the maximum number of decode passes in a burst, and
@@ -79,6 +81,7 @@ class Drafter:
         self._slots = slots
         self._max_completion_tokens = max_completion_tokens
         self._share = share
+        self._drafts_steps = steps
         self._quota = Quota(min(self._rows.context_len, self._rows.total_slots), max_server_tokens)
         self.queue = FairQueue(apart=apart)
         """The subscribed prompts, and the order of their completions."""
@@ -206,8 +209,8 @@ class Drafter:
             if prompt is None:
                 self._outbox.add(peer, Gap(commit.submission, None))
             else:
-                is_last = commit is last[commit.submission]
-                self._follow(subscriber, prompt, commit, draft=is_last)
+                draft = self._drafts_steps and commit is last[commit.submission]
+                self._follow(subscriber, prompt, commit, draft=draft)
 
     def _follow(
         self, subscriber: Subscriber, prompt: Prompt, commit: Commit, *, draft: bool

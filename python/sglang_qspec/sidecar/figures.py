@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from sglang_qspec.sidecar.drafter import Drafter
     from sglang_qspec.sidecar.head_drafter import HeadDrafter
     from sglang_qspec.sidecar.kv_rows import KVRows
+    from sglang_qspec.sidecar.pair_drafter import PairDrafter
 
 
 @dataclass(frozen=True)
 class Parts:
     """The parts of a sidecar that have its figures."""
 
-    drafter: Drafter | HeadDrafter
+    drafter: Drafter | HeadDrafter | PairDrafter
     rows: KVRows
     server: LinkServer
 

@@ -71,10 +71,14 @@ class HeadDrafter:
         self,
         model: HeadModel,
         *,
+        statistics: PassStatistics | None = None,
         max_server_tokens: int = MAX_SERVER_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`max_server_tokens` limits the text tokens kept for one server."""
+        """`max_server_tokens` limits the text tokens kept for one server.
+
+        `statistics` are those of another drafter in this process, to which it adds its own.
+        """
         self._model, self._rows = model, model.rows
         self._clock = clock
         self._max_tokens = max_server_tokens
@@ -84,7 +88,7 @@ class HeadDrafter:
         self._kept: Counter[Peer] = Counter()
         """Number of text tokens of each server."""
         self._messages: list[tuple[Peer, FromSidecar]] = []
-        self.statistics = PassStatistics()
+        self.statistics = statistics or PassStatistics()
         self.declined = 0
         """Number of submissions declined since the start."""
         self.advanced = 0

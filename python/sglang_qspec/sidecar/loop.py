@@ -42,7 +42,7 @@ class Watch(Protocol):
 
 
 class Drafts(Protocol):
-    """The methods of `Drafter` and `HeadDrafter` that the loop uses."""
+    """The methods of `Drafter`, `HeadDrafter` and `PairDrafter` that the loop uses."""
 
     @property
     def idle(self) -> bool: ...

@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
     add("--target-path", default="", help=argparse.SUPPRESS)  # of a head in a server's own sidecar
+    add("--head-path", default="", help=argparse.SUPPRESS)  # of a head beside a draft model
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
     add("--quantization", help="SGLang's quantization method (default: the checkpoint's)")

@@ -25,6 +25,8 @@ from sglang_qspec.sidecar.head_drafter import HeadDrafter
 from sglang_qspec.sidecar.head_model import KV_SLOTS, HeadModel, HeadOptions
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.sidecar.loop import serve
+from sglang_qspec.sidecar.pair_drafter import PairDrafter
+from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.stopping import stop_signal
 
 logger = logging.getLogger("sglang_qspec.sidecar")
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
         from sglang_qspec.sidecar.metrics import SidecarMetrics  # needs an optional package
 
         metrics = SidecarMetrics(options.metrics_host, options.metrics_port)
-    model, drafter = _head(options, kind) or _draft_model(options, kind)
+    model, drafter = _models(options, kind)
     stopping = stop_signal()
     drafter.warm_up()
     model.report_memory()
@@ -77,19 +79,33 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
     return 0
 
 
-def _head(options: argparse.Namespace, kind: str | None) -> tuple[HeadModel, HeadDrafter] | None:
-    """Load a head on a device of this kind; None if --model-path is no head.
+def _models(
+    options: argparse.Namespace, kind: str | None
+) -> tuple[DraftModel | HeadModel, Drafter | HeadDrafter | PairDrafter]:
+    """Load a draft model, a head or both on a device of this kind; None lets SGLang choose.
 
-    Raises ConfigError for what a head does not support.
+    Of both the draft model is returned. Raises ConfigError for what a head does not support.
     """
     folder = Path(options.model_path).expanduser()
-    if not is_head_folder(folder):
-        return None
-    if not options.target_path:
-        raise ConfigError(
-            f"--model-path is {options.model_path!r}, a head, but must be a draft model: only a "
-            "server's own sidecar runs a head so far"
-        )
+    if is_head_folder(folder):
+        if not options.target_path:
+            raise ConfigError(
+                f"--model-path is {options.model_path!r}, a head, but must be a draft model: only "
+                "a server's own sidecar runs a head so far"
+            )
+        return _head(options, folder, kind, PassStatistics())
+    model, drafter = _draft_model(options, kind)
+    if not options.head_path:
+        return model, drafter
+    folder = Path(options.head_path).expanduser()
+    _, head = _head(options, folder, kind, drafter.statistics)
+    return model, PairDrafter(drafter, head)
+
+
+def _head(
+    options: argparse.Namespace, folder: Path, kind: str | None, statistics: PassStatistics
+) -> tuple[HeadModel, HeadDrafter]:
+    """Load the head in a folder."""
     model = HeadModel(
         HeadOptions(
             folder,
@@ -101,7 +117,8 @@ def _head(options: argparse.Namespace, kind: str | None) -> tuple[HeadModel, Hea
             trust_remote_code=options.trust_remote_code,
         )
     )
-    return model, HeadDrafter(model, max_server_tokens=options.max_server_tokens)
+    most = options.max_server_tokens
+    return model, HeadDrafter(model, statistics=statistics, max_server_tokens=most)
 
 
 def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftModel, Drafter]:
@@ -130,6 +147,7 @@ def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftMo
         prefill_tokens=model.prefill_tokens,
         apart=on_cpu,
         share=options.share_between_servers,
+        steps=not options.head_path,
         max_server_tokens=options.max_server_tokens,
         max_backlog_s=options.max_backlog,
         most_passes=1 if on_cpu else MOST_PASSES,

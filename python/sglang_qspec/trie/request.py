@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from sglang_qspec.draft_source import Source
+from sglang_qspec.draft_source import OF_SIDECAR, Source
 from sglang_qspec.trie._native import Trie, Trust, propose
 from sglang_qspec.trie.insertion import Insertion
 from sglang_qspec.trie.limits import TrieLimits
@@ -80,8 +80,10 @@ class RequestTrie(Trie):
         greedily. Chunks may repeat or overlap known tokens. A refused chunk changes nothing.
         Raises ValueError for PROMPT and OUTPUT, which have no streams.
         """
-        if source not in (Source.QUEUE, Source.GUESS, Source.STEP):
-            raise ValueError(f"source is {source.name}, but a draft's is QUEUE, GUESS or STEP")
+        if source not in OF_SIDECAR | {Source.GUESS}:
+            raise ValueError(
+                f"source is {source.name}, but a draft's is QUEUE, GUESS, STEP or HEAD"
+            )
         return _INSERTIONS[self.insert_chunk(source, stream_id, base_len, start, token_ids, greedy)]
 
     def propose(self, width: int) -> DraftTree:

@@ -187,6 +187,12 @@ class DraftTrees:
         """Masks and links of the trees for SGLang's kernels."""
         return TreeLayout(*_native.lay_out(self.parents, self.sizes))
 
+    @property
+    def steps(self) -> NDArray[np.bool_]:
+        """Which nodes [bs, D] are step drafts of the sidecar: a new array, roots included."""
+        of_steps = (self.sources == Source.STEP) | (self.sources == Source.HEAD)
+        return of_steps & (self.scores > 0)
+
     def count_by_source(self) -> dict[Source, int]:
         """Number of draft tokens of each source, without roots and padding."""
         return dict(zip(Source, _native.count_by_source(self.sources, self.sizes), strict=True))

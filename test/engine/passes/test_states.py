@@ -49,7 +49,7 @@ def states(tmp_path: Path) -> Iterator[tuple[Target, TargetStates]]:
     checkpoint.save(random_head(), tmp_path, torch.float32)
     target = Target()
     speculation.activate(make(None))
-    found = TargetStates.of(target, str(tmp_path))
+    found = TargetStates.of(target, str(tmp_path), "")
     assert found is not None
     yield target, found
     speculation.deactivate()

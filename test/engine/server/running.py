@@ -133,7 +133,7 @@ def sidecar_process(server: Server) -> psutil.Process:
 
 def of_sidecar(by_source: dict[str, int]) -> int:
     """Tokens that the sidecar drafted, before or while a request was served."""
-    return by_source["queue"] + by_source["step"]
+    return sum(by_source[source] for source in ("queue", "step", "head"))
 
 
 def tagged(text: str, guess: str) -> str:

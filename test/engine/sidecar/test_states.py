@@ -10,6 +10,7 @@ import numpy as np
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import Delivery, FakeSidecarLink
 from sglang_qspec.messages import MAX_STATE_BYTES, States, ToSidecar
+from sglang_qspec.trie import Source
 from test.engine.speculating import PROMPT, commits, counting, enqueue, make, poll
 
 WIDTH = 4096
@@ -18,8 +19,8 @@ EACH = MAX_STATE_BYTES // (2 * WIDTH)
 SHOWN = np.arange((2 * EACH + 1) * WIDTH, dtype=np.int16).reshape(-1, WIDTH)
 
 
-def served(link: FakeSidecarLink) -> Speculator:
-    active = make(link, of_head=True)
+def served(link: FakeSidecarLink, *, has_model: bool = False) -> Speculator:
+    active = make(link, of_head=True, has_model=has_model)
     poll(active)
     enqueue(active)
     poll(active)
@@ -45,6 +46,17 @@ def test_a_head_is_asked_for_steps_alone() -> None:
     assert (submit.token_ids, submit.completions) == (PROMPT, 0)
     active.propose(["a"], [[8]], 4)
     assert [commit.token_ids for commit in commits(link)] == [[8]]
+
+
+def test_a_head_beside_a_draft_model_is_asked_for_steps_and_the_model_for_completions() -> None:
+    link = FakeSidecarLink(counting)
+    active = served(link, has_model=True)
+    (submit,) = link.submits
+    assert submit.completions > 0
+    active.propose(["a"], [[8]], 4)
+    assert [commit.token_ids for commit in commits(link)] == [[8]]
+    trees = active.propose(["a"], [[8, 9]], 4)
+    assert set(trees.sources[0, 1 : trees.sizes[0]].tolist()) == {Source.QUEUE}
 
 
 def test_states_without_a_submission_are_dropped() -> None:

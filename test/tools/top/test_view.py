@@ -33,7 +33,7 @@ def everything() -> Interval:
     for name, totals in now["pipelines"].items():
         totals.update(passes=99_999, requests=9_999_999, input_tokens=99_999_999)
         totals.update(seconds=before["pipelines"][name]["seconds"] + 1.9, waited_seconds=99_999.0)
-    for source in now["sources"]:
+    for source in now["sources"].keys() - {"head"}:  # a server has a head or step drafts
         now["proposed_tokens"][source] += 999_999
         now["accepted_tokens"][source] += 888_888
         now["sources"][source]["paused"] = True
@@ -89,9 +89,16 @@ def test_a_busy_server_shows_its_state_and_its_rates() -> None:
     assert not [line for line in lines if line.startswith("since start")]
 
 
+def test_a_head_is_shown_in_place_of_step_drafts() -> None:
+    proposed = {**LOADED[1].value("proposed_tokens"), "head": 9, "step": 0}
+    lines = drawn(Interval(LOADED[1], later(LOADED[1], proposed_tokens=proposed)))
+    assert cells(lines, "head ")[0] == "4.5"
+    assert not [line for line in lines if line.startswith("step")]
+
+
 def test_the_tokens_of_the_sources_add_up_to_the_accept_length() -> None:
     lines = drawn(Interval(*LOADED))
-    rows = [cells(lines, f"{source} ") for source in LOADED[0].state["sources"]]
+    rows = [cells(lines, f"{source} ") for source in Interval(*LOADED).sources]
     gains = [float(row[4]) for row in rows]
     assert float(cells(lines, "all")[4]) == pytest.approx(1 + sum(gains), abs=0.03)
     verified, accepted, wasted = map(float, cells(lines, "all")[:3])

@@ -20,7 +20,7 @@ from torch.nn import functional
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.heads.checkpoint import load_projection
-from sglang_qspec.heads.config import is_head_folder, read
+from sglang_qspec.heads.config import folder_of, read
 from sglang_qspec.transfers import HostCopy
 
 AUX = 4
@@ -45,10 +45,10 @@ class TargetStates:
         found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     @classmethod
-    def of(cls, model: nn.Module, draft_model: str | None) -> TargetStates | None:
-        """The states of a target for the head at `draft_model`; None if that is no head."""
-        folder = None if draft_model is None else Path(draft_model).expanduser()
-        return None if folder is None or not is_head_folder(folder) else cls(model, folder)
+    def of(cls, model: nn.Module, draft_model: str | None, head_path: str) -> TargetStates | None:
+        """The states of a target for the head among these; None if there is none."""
+        folder = folder_of(draft_model, head_path)
+        return None if folder is None else cls(model, folder)
 
     def _keep(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

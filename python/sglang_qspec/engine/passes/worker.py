@@ -93,8 +93,9 @@ class QSpecWorker(BaseSpecWorker):
             )
         states = None
         if self._leader is not None:
-            model, head = target_worker.model_runner.model, get_spec().speculative_draft_model_path
-            states = TargetStates.of(model, head)
+            model = target_worker.model_runner.model
+            draft_model = get_spec().speculative_draft_model_path
+            states = TargetStates.of(model, draft_model, settings.head_path)
         self._launcher = Launcher(
             target_worker, self._graphs, self._leader, overlap=self._overlap, states=states
         )

@@ -31,7 +31,6 @@ from sglang_qspec.messages import (
     States,
 )
 from sglang_qspec.policy import Route, SidecarLoad
-from sglang_qspec.trie import Source
 
 STREAMS_PER_SUBMISSION = 1 << 20
 """Completions and step drafts of one submission have numbers below this."""
@@ -318,9 +317,10 @@ class SidecarClient:
 
     def report(self, rids: Iterable[str]) -> None:
         """Report the committed output of its requests among `rids` to the sidecar."""
-        lookahead = self._demand.lookahead
-        if self.ready and lookahead and Source.STEP not in self._demand.paused:
-            self._reporter.report(self._own(rids), lookahead)
+        demand = self._demand
+        if self.ready and demand.lookahead and demand.source not in demand.paused:
+            own = [live for live in self._own(rids) if demand.may(live, demand.source)]
+            self._reporter.report(own, demand.lookahead)
 
     def _own(self, rids: Iterable[str]) -> list[LiveRequest]:
         """Its requests among `rids`."""

@@ -65,6 +65,6 @@ def _commit_of(live: LiveRequest, lookahead: int) -> Commit | None:
     if unreported <= 0 or (live.credit.factor < NO_CREDIT and unreported < TRY_AFTER):
         return None
     useful = min(lookahead, live.longest_draft)
-    if useful < 1 or "step" not in live.controls.sources:
+    if useful < 1:
         return None
     return live.commit_since(submission.number, submission.reported, useful)

@@ -49,6 +49,8 @@ class Opened(NamedTuple):
     """Whether `process` has not started yet. It shares the target's GPU."""
     of_head: bool = False
     """Whether the sidecar runs a head."""
+    has_model: bool = True
+    """Whether it runs a draft model."""
 
 
 class SidecarPool:
@@ -66,7 +68,8 @@ class SidecarPool:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._demand = Demand.of(settings, sources, vocab_size, clock, of_head=opened.of_head)
+        given = (settings, sources, vocab_size, clock)
+        self._demand = Demand.of(*given, of_head=opened.of_head, has_model=opened.has_model)
         self.starved = False
         """Whether the target has the CPUs of its own sidecar, so that the sidecar cannot answer."""
         self._live = live
@@ -83,6 +86,11 @@ class SidecarPool:
         self._absence = Absence(opened.process, clock)
         for link in opened.links:
             self._add(link)
+
+    @property
+    def source(self) -> Source:
+        """Source of what the sidecars draft while a request is served."""
+        return self._demand.source
 
     @property
     def lookahead(self) -> int:
@@ -232,7 +240,7 @@ class SidecarPool:
 
     def stepping(self, rids: Sequence[str]) -> int:
         """Number of the requests `rids` that get step drafts while they are served."""
-        if Source.STEP in self._sources.paused:
+        if self.source in self._sources.paused:
             return 0
         return sum(client.stepping(rids) for client in self._clients)
 

@@ -98,9 +98,11 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
     Otherwise the size of the target's KV would depend on how far the sidecar's start has come.
     """
     placed = environment.read() or _default_placement(settings, gpu_id)
-    of_head = is_head_folder(Path(draft_model).expanduser())
+    has_model = not is_head_folder(Path(draft_model).expanduser())
+    of_head = bool(settings.head_path) or not has_model
     if placed.endpoint and get_parallel().dp_rank:
-        return Opened((SidecarLink(placed.endpoint, hello),), of_head=of_head)
+        link = SidecarLink(placed.endpoint, hello)
+        return Opened((link,), of_head=of_head, has_model=has_model)
     sweep_abandoned()
     endpoint = placed.endpoint or _own_endpoint()
     spec = get_spec()
@@ -125,7 +127,7 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
         process.start()
     atexit.register(process.stop)
     link = SidecarLink(endpoint, hello)
-    return Opened((link,), process, waits=placed.shared, of_head=of_head)
+    return Opened((link,), process, waits=placed.shared, of_head=of_head, has_model=has_model)
 
 
 def _own_endpoint() -> str:

@@ -93,6 +93,11 @@ def check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
 def check_draft_model(args: Any, settings: QSpecConfig) -> None:
     """Check that the draft model exists and has the target's tokenizer."""
     path = args.speculative_draft_model_path
+    if settings.head_path and (path is None or settings.endpoint):
+        raise ConfigError(
+            f"{config.flag('head_path')} is {settings.head_path!r}, but a head beside a draft "
+            "model needs --speculative-draft-model-path, and the server's own sidecar"
+        )
     if path is None:
         if not settings.endpoint:
             logger.info(
@@ -108,8 +113,20 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
         )
     flag = "--speculative-draft-model-path"
     if is_head_folder(Path(path).expanduser()):
-        check_head(args, settings, Path(path).expanduser())
+        if settings.head_path:
+            raise ConfigError(
+                f"{flag} is the head {path} and {config.flag('head_path')} is "
+                f"{settings.head_path!r}: give one head, or a draft model and a head"
+            )
+        check_head(args, settings, flag, Path(path).expanduser())
+        if settings.prefill_drafts == "on":
+            raise ConfigError(
+                f"{config.flag('prefill_drafts')} is 'on' and {flag} is the head {path}: a head "
+                "drafts for running requests only"
+            )
         return
+    if settings.head_path:
+        check_head(args, settings, config.flag("head_path"), Path(settings.head_path).expanduser())
     draft = model_pair.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
     )
@@ -138,17 +155,17 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
         )
 
 
-def check_head(args: Any, settings: QSpecConfig, folder: Path) -> None:
-    """Check that a head fits its target, and that the settings can use it."""
-    given = f"--speculative-draft-model-path is the head {folder}"
+def check_head(args: Any, settings: QSpecConfig, flag: str, folder: Path) -> None:
+    """Check that the head that `flag` names fits its target, and that the settings can use it."""
+    given = f"{flag} is the head {folder}"
+    if not is_head_folder(folder):
+        raise ConfigError(f"{flag} is {str(folder)!r}, but must be the folder of a head")
     if kind_of(args) != "cpu":
         raise ConfigError(f"{given}, but heads run with targets on a CPU only so far")
-    for name, needless in (("mode", "queue"), ("prefill_drafts", "on")):
-        if getattr(settings, name) == needless:
-            raise ConfigError(
-                f"{config.flag(name)} is {needless!r} and {given}: a head drafts for running "
-                "requests only"
-            )
+    if settings.mode == "queue":
+        raise ConfigError(
+            f"{config.flag('mode')} is 'queue' and {given}: a head drafts for running requests only"
+        )
     target = Path(args.model_path).expanduser()
     try:
         content = msgspec.json.decode((target / "config.json").read_bytes())

@@ -156,7 +156,7 @@ class SimulatedDrafts:
     @property
     def _source(self) -> Source:
         """The source of all drafts of the present round."""
-        return Source.STEP if self.sidecar.lookahead else Source.QUEUE
+        return self.sidecar.source if self.sidecar.lookahead else Source.QUEUE
 
     def _commit(self, request: Request, tokens: int) -> None:
         """Add output tokens, and report them to the sidecar."""

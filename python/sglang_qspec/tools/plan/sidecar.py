@@ -17,6 +17,7 @@ from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.trie import Source
 
 
 @dataclass
@@ -36,6 +37,8 @@ class TargetLink:
     """Drafting time, in seconds."""
     lookahead: int = 0
     """Maximum lookahead of step drafts in the present round, in tokens."""
+    source: Source = Source.STEP
+    """Source of what the sidecar drafts while a request is served."""
 
     @property
     def ready(self) -> bool:

@@ -24,7 +24,6 @@ from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.drafts import RIGHT, SimulatedDrafts
 from sglang_qspec.tools.plan.requests import Request
 from sglang_qspec.tools.plan.sidecar import Sidecar
-from sglang_qspec.trie import Source
 
 PREFILL_TOKENS = 8192
 """Prompt tokens after which a prefill takes no further request (SGLang's `chunked_prefill_size`)"""
@@ -157,7 +156,7 @@ class Target:
         rids = [request.rid for request in self._running]
         self._drafts.others_wait = bool(self._queue)
         plan = self._rounds.begin(len(rids), splits=self._splits)
-        if Source.STEP in self._drafts.sources.paused:
+        if self._drafts.sidecar.source in self._drafts.sources.paused:
             self._link.lookahead = 0
         parts = [rids]
         if plan.pipeline == "halves":

@@ -21,10 +21,17 @@ from sglang_qspec.tools.complete.marks import TARGET
 FOLDER = resources.files("sglang_qspec.tools.show") / "static"
 SOURCES_MODULE = "sources.js"
 """The module of the draft sources, which is no file."""
-COLOURS = 5
+COLOURS = 6
 """Number of colours for sources in page.css."""
-LINES = ("solid", "wavy", "dotted", "dashed", "double")
-"""Styles of the lines below drafted text, one for each source."""
+LINES = (
+    "underline solid",
+    "underline wavy",
+    "underline dotted",
+    "underline dashed",
+    "underline double",
+    "underline overline solid",
+)
+"""Lines at drafted text, one kind for each source."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -85,7 +92,8 @@ def _style() -> str:
         line = LINES[number % len(LINES)]
         rules += [
             f":root {{ --{name}: var(--source-{number % COLOURS}); }}",
-            f".{name} {{ --own: var(--{name}); text-decoration-style: {line}; }}",
+            f".{name} {{ --own: var(--{name}); }}",
+            f".token.{name} {{ text-decoration: {line} 2px var(--own); }}",
         ]
     return "\n".join(["", *rules, ""])
 

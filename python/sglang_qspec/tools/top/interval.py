@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_qspec.config import MODES
-from sglang_qspec.draft_source import SOURCES
+from sglang_qspec.draft_source import SOURCES, Source
 from sglang_qspec.errors import ClientError
 from sglang_qspec.tools.complete.peers import message
 
 SHOWN = 40
 """Maximum length of a text of the server."""
+
+STEP, HEAD = Source.STEP.name.lower(), Source.HEAD.name.lower()
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,11 @@ class Interval:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the draft sources."""
-        return tuple(name for name in SOURCES if name in self.now.value("sources"))
+        """Names of the draft sources; `head` only if a head has drafted, when `step` has not."""
+        of_head = self.now.value("proposed_tokens", HEAD) > 0
+        absent = STEP if of_head else HEAD
+        named = self.now.value("sources")
+        return tuple(name for name in SOURCES if name in named and name != absent)
 
     @property
     def pipelines(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 // only has the same last tokens. The odds of a probability p are p / (1 - p).
 //
 // The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
-// temperature 0.6, six kinds of prompts). In a server, every committed token shows for every
+// temperature 0.6, six kinds of prompts); those of a head's drafts are those of step drafts. In a server, every committed token shows for every
 // matching stream whether the stream was right. Each estimate is the mean of a beta posterior. Its
 // counts are halved at a limit, so that the estimate follows changes of the load. One request's
 // streams may be much better or worse than the streams of other requests, for example if a client
@@ -22,16 +22,34 @@
 namespace qspec {
 
 // The source of a draft token: `Source` in Python, with the same numbers.
-enum Source : std::uint8_t { kQueue = 0, kGuess = 1, kPrompt = 2, kOutput = 3, kStep = 4, kSources = 5 };
+enum Source : std::uint8_t {
+  kQueue = 0,
+  kGuess = 1,
+  kPrompt = 2,
+  kOutput = 3,
+  kStep = 4,
+  kHead = 5,
+  kSources = 6
+};
 
 // The name of each source in Python.
-constexpr std::array<const char*, kSources> kNames = {"queue", "guess", "prompt", "output", "step"};
+constexpr std::array<const char*, kSources> kNames = {"queue",  "guess", "prompt",
+                                                  "output", "step",  "head"};
 
 // The kind of a stream: its source, with greedy and sampled queue drafts as two kinds.
-enum Kind : std::uint8_t { kGreedy = 0, kSampled, kGuessed, kStepped, kOfPrompt, kOfOutput, kKinds };
+enum Kind : std::uint8_t {
+  kGreedy = 0,
+  kSampled,
+  kGuessed,
+  kStepped,
+  kOfPrompt,
+  kOfOutput,
+  kOfHead,
+  kKinds
+};
 
-constexpr std::array<Source, kKinds> kSourceOf = {kQueue, kQueue, kGuess,
-                                                  kStep,  kPrompt, kOutput};
+constexpr std::array<Source, kKinds> kSourceOf = {kQueue,  kQueue,  kGuess, kStep,
+                                                  kPrompt, kOutput, kHead};
 
 // The kind of a stream that is inserted as a draft; kKinds for a source that is only looked up.
 inline Kind draft_kind(int source, bool greedy) {
@@ -42,6 +60,8 @@ inline Kind draft_kind(int source, bool greedy) {
       return kGuessed;
     case kStep:
       return kStepped;
+    case kHead:
+      return kOfHead;
     default:
       return kKinds;
   }
@@ -111,6 +131,7 @@ class Trust {
       {{0.28, 0.60, 0.90, 0.87}, {0.90, 0.95, 0.985, 0.80}},
       {{0.12, 0.45, 0.93, 0.85}, {0.12, 0.45, 0.93, 0.85}},
       {{0.20, 0.52, 0.95, 0.87}, {0.20, 0.52, 0.95, 0.87}},
+      {{0.28, 0.60, 0.90, 0.87}, {0.90, 0.95, 0.985, 0.80}},
   };
 
   int max_match_;

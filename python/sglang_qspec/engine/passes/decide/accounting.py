@@ -242,7 +242,8 @@ class PassAccounting:
             )
         else:
             sources.update(candidates, first)
-        source = Source.STEP if self._drafts.sidecar.lookahead else Source.QUEUE
+        sidecar = self._drafts.sidecar
+        source = sidecar.source if sidecar.lookahead else Source.QUEUE
         sources.observe(source, 0, 0, cost=proposal.waited + link_seconds + lost)
 
     def _learn_first(

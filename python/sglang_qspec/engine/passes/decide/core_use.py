@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sglang_qspec.config import PIPELINES
-from sglang_qspec.draft_source import OF_SIDECAR
+from sglang_qspec.draft_source import OF_SIDECAR, OF_STEPS
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
 from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse, PassTimes
@@ -28,7 +28,7 @@ from sglang_qspec.policy.forecast import Forecast, forecast
 from sglang_qspec.policy.pace import Pace
 from sglang_qspec.policy.pass_times import ALONE
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
-from sglang_qspec.trie import DraftTrees, Source
+from sglang_qspec.trie import DraftTrees
 from sglang_qspec.values import parse_cores
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ class CoreUse:
         self._pace.observe(self._use, (bs, round(2 * math.log2(trees.rows / bs))), seconds)
         pace = self._pace.now
         plain_rate = bs * pace / self._times.seconds(bs, 1)
-        has_steps = trees.width > 1 and trees.count_by_source()[Source.STEP] > 0
+        counts = trees.count_by_source() if trees.width > 1 else {}
+        has_steps = any(counts.get(source) for source in OF_STEPS)
         self._measured.observe(tokens, drafted, seconds / pace, plain_rate, has_steps=has_steps)
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)

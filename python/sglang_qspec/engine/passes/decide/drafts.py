@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.totals import Totals
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.trie import DraftTrees, Source
 
 
 class DraftingSidecar(Protocol):
@@ -22,6 +22,10 @@ class DraftingSidecar(Protocol):
 
     lookahead: int
     """Maximum lookahead of step drafts, in tokens; 0 for no step drafts."""
+
+    @property
+    def source(self) -> Source:
+        """Source of what the sidecars draft while a request is served."""
 
     @property
     def ready(self) -> bool:
