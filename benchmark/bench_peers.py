@@ -4,11 +4,12 @@
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --matrix --output out
     python -m benchmark.bench_peers --dataset spec_bench.jsonl --pipelines --output out
 
-All servers may use all processors of the machine, except `qspec-pinned`, and those of
+All servers may use all processors of the machine, except `qspec-pinned`, heads, and those of
 `--pipelines`. `qspec` has a draft model and no other flag, and divides the processors by itself;
-`qspec-pinned` has one for the target and another one for the sidecar; `sglang` is SGLang without
-speculation, and `sglang-again` a second server like it, to show the machine's noise; `lookups` is
-QSPEC without a draft model, and `steps` has step drafts in every round.
+`qspec-pinned` has one for the target and another one for the sidecar; so have `head`, with the
+head of `--head` in place of the draft model, and `head-beside`, with both. `sglang` is SGLang
+without speculation, and `sglang-again` a second server like it, to show the machine's noise;
+`lookups` is QSPEC without a draft model, and `steps` has step drafts in every round.
 The command line names the peers that run: vLLM, with and without its speculation by n-grams, by an
 interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of the target;
 OpenVINO GenAI, with and without its lookups, by an interpreter that has it and the same file. vLLM
@@ -160,6 +161,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--openvino", type=Path, help="a Python interpreter that has OpenVINO GenAI; needs --gguf")
     add("--gguf", type=Path, help="the target as a GGUF file, in float16 for OpenVINO")
     add("--gguf-draft", type=Path, help="llama.cpp's draft model as a GGUF file (default: none)")
+    add("--head", type=Path, help="a head for the target, of `qspec models train-head`")
     add("--matrix", action="store_true", help="all levels, arrivals and samplings but steady loads")
     add("--pipelines", action="store_true", help="the pipelines by k and number of requests")
     ks = "draft tokens of a pipeline (default: 1 2 4 8)"
@@ -184,9 +186,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, most in (("spread", 1), ("idle", 3600)):
         if not 0 <= getattr(options, name) <= most:
             parser.error(f"--{name}: {getattr(options, name):g} is not from 0 to {most}")
-    programs = Programs(
-        options.vllm, options.llama_server, options.openvino, options.gguf, options.gguf_draft
-    )
+    files = (options.gguf, options.gguf_draft, options.head)
+    programs = Programs(options.vllm, options.llama_server, options.openvino, *files)
     unknown = sorted(set(options.configs or ()) - set(programs.names))
     if unknown:
         choices = ", ".join(programs.names)

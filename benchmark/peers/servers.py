@@ -16,12 +16,15 @@ from benchmark.peers.pipelines import BASELINE, PIPELINES
 from sglang_qspec.tools.ports import HOST
 
 QSPEC, PINNED, LOOKUPS, STEPS = "qspec", "qspec-pinned", "lookups", "steps"
+HEAD, BESIDE = "head", "head-beside"
 SGLANG, AGAIN = "sglang", "sglang-again"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
 OPENVINO, OPENVINO_LOOKUP = "openvino", "openvino-lookup"
-OWN = (QSPEC, PINNED, SGLANG, AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
-"""Names of the configurations of SGLang; all others are peers."""
+ALWAYS = (QSPEC, PINNED, SGLANG, AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
+"""Names of the configurations of SGLang that need nothing else."""
+OWN = (*ALWAYS, HEAD, BESIDE)
+"""Names of all configurations of SGLang; all others are peers."""
 NAMES = (*OWN, VLLM, VLLM_NGRAM, LLAMA, LLAMA_DRAFT, OPENVINO, OPENVINO_LOOKUP)
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}'
 """vLLM's speculation by n-grams of the context."""
@@ -50,7 +53,7 @@ SLOWEST_S = 3600.0
 
 @dataclass(frozen=True)
 class Programs:
-    """The peers that the command line names."""
+    """The peers that the command line names, and a head."""
 
     vllm: Path | None = None
     """A Python interpreter that has vLLM."""
@@ -62,11 +65,13 @@ class Programs:
     """The target for llama.cpp and OpenVINO, as GGUF."""
     gguf_draft: Path | None = None
     """The draft model for llama.cpp, as GGUF."""
+    head: Path | None = None
+    """A head for the target."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the configurations that can run."""
-        found = [*OWN]
+        found = [*(ALWAYS if self.head is None else OWN)]
         if self.vllm is not None:
             found += [VLLM, VLLM_NGRAM]
         if self.llama_server is not None:
@@ -119,8 +124,8 @@ def configuration(name: str, settings: Settings, programs: Programs, width: int)
     """The configuration with this name.
 
     All pipelines share a server, and so one sidecar; `width` is its widest pass, in tokens of a
-    request. Its target has the cores of the settings, as have those of `none` and `qspec-pinned`;
-    all others use all processors.
+    request. Its target has the cores of the settings, as have those of `none`, `qspec-pinned` and
+    heads; all others use all processors.
     """
     if name == SGLANG:
         return Configuration(name, settings)
@@ -130,6 +135,12 @@ def configuration(name: str, settings: Settings, programs: Programs, width: int)
         return Configuration(name, settings, (), settings.target_cores)
     if name == LOOKUPS:
         return Configuration(name, settings, ("--speculative-algorithm", "QSPEC"))
+    if name in (HEAD, BESIDE):
+        head = str(programs.head)
+        flags = settings.qspec(mem_fraction=MEM_FRACTION)
+        alone = ("--speculative-draft-model-path", head)  # overrides the draft model
+        more = alone if name == HEAD else ("--speculative-qspec-head-path", head)
+        return Configuration(name, settings, (*flags, *more), settings.target_cores)
     if name == PINNED or name in PIPELINES:
         widest = ("--speculative-num-draft-tokens", str(width)) if name in PIPELINES else ()
         flags = settings.qspec(*widest, mem_fraction=MEM_FRACTION)

@@ -13,6 +13,9 @@ from benchmark.peers.loads import cells_of, prompts_of
 from benchmark.peers.pipelines import BASELINE, PIPELINES
 from benchmark.peers.servers import (
     AGAIN,
+    ALWAYS,
+    BESIDE,
+    HEAD,
     LOOKUPS,
     NAMES,
     OWN,
@@ -26,19 +29,24 @@ from benchmark.peers.servers import (
 
 SETTINGS = Settings(Path("target"), Path("draft"), "bfloat16", 16, 768, False, (0,), (1,))
 ALL = Programs(
-    Path("python"), Path("llama-server"), Path("python3"), Path("target.gguf"), Path("draft.gguf")
+    Path("python"),
+    Path("llama-server"),
+    Path("python3"),
+    Path("target.gguf"),
+    Path("draft.gguf"),
+    Path("head"),
 )
 
 
 def test_peers_run_only_if_the_command_line_names_them() -> None:
-    assert Programs().names == OWN
+    assert Programs().names == ALWAYS
     assert ALL.names == NAMES
 
 
 def test_all_servers_but_the_pinned_ones_use_all_processors() -> None:
     every = {name: configuration(name, SETTINGS, ALL, 16) for name in NAMES}
     pinned = {name for name, one in every.items() if one.cores == (0,)}
-    assert pinned == {PINNED, BASELINE, *PIPELINES}
+    assert pinned == {PINNED, BASELINE, HEAD, BESIDE, *PIPELINES}
     assert {one.cores for name, one in every.items() if name not in pinned} == {()}
     assert "--speculative-qspec-cores" not in every[QSPEC].flags
     assert every[SGLANG].flags == every[BASELINE].flags == ()
