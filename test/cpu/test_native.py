@@ -158,7 +158,8 @@ def test_more_threads_and_fewer_digits_change_only_the_rounding() -> None:
     prompt, table = torch.randn(20, HIDDEN), torch.arange(REACH).int()[None]
     alone = run(model, [(0, 0, prompt)], table)
     assert torch.equal(run(model, [(0, 0, prompt)], table, threads=3), alone)
-    assert 1e-4 < error(run(model, [(0, 0, prompt)], table, digits=1), alone) < 5e-2
+    coarse = error(run(model, [(0, 0, prompt)], table, digits=1), alone)
+    assert 0 < coarse < (5e-2 if native().EXACT_DIGITS == 2 else 1e-3)
 
 
 @pytest.mark.parametrize("inner", [(32, 480, 96), (480, 32), (160, 176)])

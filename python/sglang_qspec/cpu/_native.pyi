@@ -11,6 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+EXACT_DIGITS: int
+"""Number of digits with which a product is more exact than with bfloat16 activations: 2 with
+AVX-512, and 1 with AVX2, where a digit has up to 15 bits instead of 8."""
+
 class PackedInt8:
     """A weight `q` [outputs, inputs] with a `scale` [outputs]."""
 
@@ -22,8 +26,8 @@ class PackedInt8:
     def multiply(self, x: NDArray[np.float32], digits: int, threads: int) -> NDArray[np.float32]:
         """Return x [rows, inputs] @ weight.T: [rows, outputs].
 
-        `digits` is 1 or 2: the number of 8-bit digits to which each value of x is rounded. Each row
-        has its own scale.
+        `digits` is 1 or 2: the number of digits to which each value of x is rounded. Each row has
+        its own scale.
         """
 
 NativeLayer = tuple[
@@ -67,7 +71,7 @@ class Decoder:
 
         `positions`, `slots` and `rows` [tokens] are the position, KV slot and KV row of each new
         token; the tokens of a row are in order. `table` [rows, positions] has the KV slot of each
-        position, new tokens included. Activations have `digits` 8-bit digits, 1 or 2.
+        position, new tokens included. Activations have `digits` digits, 1 or 2.
         """
 
 def rms_norm(

@@ -9,7 +9,8 @@ core, layers of a 135M-parameter model; "Packed matrix products" in docs/results
 - With AMX the compiled product takes little longer for 16 rows, or 8 with two digits, than for one.
 - 8-bit activations lower the agreement with the target. With few rows, reading the weight takes
   most of the time. So with few rows each activation becomes two 8-bit digits, in two rows: 16 bits
-  are as accurate as float activations and take little more time.
+  are as accurate as float activations and take little more time. With AVX2 one digit has up to 15
+  bits.
 - An int4 weight has half the bytes, which is faster for up to 2 rows. The kernel's time grows with
   each row, so more rows use an int8 copy of the weight.
 """
@@ -55,7 +56,8 @@ class Int8Linear:
         """Multiply `x` [..., K] of a float type and add `bias` [N]: [..., N] of the type of `x`."""
         rows = x.reshape(-1, self.in_features)
         if self.native is not None:
-            digits = 2 if rows.shape[0] <= TWO_DIGIT_ROWS else 1
+            few = rows.shape[0] <= TWO_DIGIT_ROWS
+            digits = native().EXACT_DIGITS if few else 1
             floats = rows.float().contiguous().numpy()
             y = torch.from_numpy(self.native.multiply(floats, digits, torch.get_num_threads()))
         else:

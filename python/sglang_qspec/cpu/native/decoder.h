@@ -121,7 +121,7 @@ class Decoder {
 
   void multiply(const PackedInt8& weight, const float* x, float* y, int rows, int digits,
                 int threads, bool add) {
-    digits_.assign(x, rows, weight.inputs(), digits);
+    digits_.assign(x, rows, weight.inputs(), digits, weight.most_of_digit());
     weight.multiply(digits_, y, add, threads);
   }
 

@@ -1,8 +1,9 @@
-// Activations rounded to digits of 8 bits, and their products with int8 weights, exact in 32 bits.
+// Activations rounded to digits, and their products with int8 weights, exact in 32 bits.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "tiles.h"
 #include "vectors.h"
@@ -14,6 +15,7 @@ namespace qspec {
 
 using Digit = std::uint8_t;
 constexpr int GROUP = 4;
+constexpr int EXACT_DIGITS = 2;  // digits that are more exact than bfloat16
 
 // Weights [LANES, GROUP] of LANES outputs.
 inline Ints load_weights(const std::int8_t* from) {
@@ -29,9 +31,10 @@ inline Ints add_products(Ints sums, Ints digits, Ints weights) {
 
 #else
 
-// AVX2 would round sums of two byte products to 16 bits.
+// AVX2 would cut sums of two products of bytes to 16 bits. A digit of 16 bits has room for more steps.
 using Digit = std::int16_t;
 constexpr int GROUP = 2;
+constexpr int EXACT_DIGITS = 1;
 
 // Weights [LANES, GROUP] of LANES outputs, as 16 bits each.
 inline Ints load_weights(const std::int8_t* from) {
@@ -49,7 +52,9 @@ inline Ints add_products(Ints sums, Ints digits, Ints weights) {
 
 static_assert(GROUP * sizeof(Digit) == sizeof(std::int32_t));
 
-// Rows (tokens) of activations. A row has one 8-bit digit per value, or two: the second digit
+constexpr int MOST_OF_BYTE = 255;
+
+// Rows (tokens) of activations. A row has one digit per value, or two of 8 bits: the second digit
 // holds the rounding error of the first. Except for rounding,
 // x[k] = offset + sum over digits of scale[d] * (digit[d][k] - zero).
 class Digits {
@@ -65,8 +70,8 @@ class Digits {
   float offset(int row) const { return offsets_.get()[row]; }
   int zero() const { return digits == 1 ? 0 : MIDDLE; }
 
-  // Convert x [rows, inputs]; each row has a scale of its own.
-  void assign(const float* x, int rows_in, int inputs, int digits_in) {
+  // Convert x [rows, inputs]; each row has a scale of its own. One digit is at most `most`.
+  void assign(const float* x, int rows_in, int inputs, int digits_in, int most) {
     rows = rows_in;
     digits = digits_in;
     width = (inputs + GROUP - 1) / GROUP * GROUP;
@@ -76,7 +81,7 @@ class Digits {
     scales_.reserve(count);
     offsets_.reserve(static_cast<std::size_t>(rows));
     for (int row = 0; row < rows; ++row, x += inputs) {
-      digits == 1 ? one_digit(row, x, inputs) : two_digits(row, x, inputs);
+      digits == 1 ? one_digit(row, x, inputs, most) : two_digits(row, x, inputs);
     }
   }
 
@@ -89,10 +94,10 @@ class Digits {
     return values_.get() + static_cast<std::size_t>(number) * static_cast<std::size_t>(width);
   }
 
-  // Store the first `count` values, cut to the range of a byte.
-  static void put(Digit* to, Ints values, int count) {
+  // Store the first `count` values, cut to the range from 0 to `most`.
+  static void put(Digit* to, Ints values, int count, int most) {
     values = values < 0 ? Ints{} : values;
-    values = values > 255 ? Ints{} + 255 : values;
+    values = values > most ? Ints{} + most : values;
     const auto digits = __builtin_convertvector(values, Vector<Digit>);
     if (count >= LANES) {
       std::memcpy(to, &digits, sizeof digits);
@@ -108,8 +113,8 @@ class Digits {
     return row;
   }
 
-  // One digit: 256 steps from the smallest to the largest value.
-  void one_digit(int row, const float* x, int inputs) {
+  // One digit: `most` steps from the smallest to the largest value.
+  void one_digit(int row, const float* x, int inputs, int most) {
     Floats low = broadcast(x[0]), high = low;
     for (int k = 0; k < inputs; k += LANES) {
       const Floats v = load_part(x + k, inputs - k, low);
@@ -117,13 +122,13 @@ class Digits {
       high = larger(high, v);
     }
     const float least = smallest(low);
-    const float step = std::max((largest(high) - least) / 255.0F, TINY);
+    const float step = std::max((largest(high) - least) / static_cast<float>(most), TINY);
     scales_.get()[row] = step;
     offsets_.get()[row] = least;
     Digit* to = blank(row, inputs);
     for (int k = 0; k < inputs; k += LANES) {
       const Floats v = load_part(x + k, inputs - k, Floats{});
-      put(to + k, to_ints((v - least) * (1.0F / step)), inputs - k);
+      put(to + k, to_ints((v - least) * (1.0F / step)), inputs - k, most);
     }
   }
 
@@ -144,8 +149,8 @@ class Digits {
     for (int k = 0; k < inputs; k += LANES) {
       const Floats v = load_part(x + k, inputs - k, Floats{}) * (1.0F / step);
       const Ints digit = to_ints(v);
-      put(upper + k, digit + MIDDLE, inputs - k);
-      put(lower + k, to_ints((v - to_floats(digit)) * finer) + MIDDLE, inputs - k);
+      put(upper + k, digit + MIDDLE, inputs - k, MOST_OF_BYTE);
+      put(lower + k, to_ints((v - to_floats(digit)) * finer) + MIDDLE, inputs - k, MOST_OF_BYTE);
     }
   }
 

@@ -86,11 +86,12 @@ Array<float> multiply(const PackedInt8& weight, const Array<float>& x, int digit
   check_range("x.shape[0] (rows)", x.shape(0), 0, MOST_ROWS_OF_X);
   check_shape("x", x, {x.shape(0), weight.inputs()});
   check_work(digits, threads);
-  static thread_local Digits bytes;
+  static thread_local Digits values;
   Array<float> y({x.shape(0), py::ssize_t{weight.outputs()}});
   if (x.shape(0) > 0) {
-    bytes.assign(x.data(), static_cast<int>(x.shape(0)), weight.inputs(), digits);
-    weight.multiply(bytes, y.mutable_data(), false, threads);
+    values.assign(x.data(), static_cast<int>(x.shape(0)), weight.inputs(), digits,
+                  weight.most_of_digit());
+    weight.multiply(values, y.mutable_data(), false, threads);
   }
   return y;
 }
@@ -383,6 +384,7 @@ PYBIND11_MODULE(QSPEC_MODULE, module) {
   module.def("silu_and_mul", &silu_and_mul_at);
   module.def("rotate", &rotate_at);
   module.def("store_rows", &store_rows_at);
+  module.attr("EXACT_DIGITS") = EXACT_DIGITS;
   module.def("may_use_tiles", &may_use_tiles);
   module.def("multiply_dense", &multiply_dense_at);
   py::class_<AnyRowAttention>(module, "RowAttention")

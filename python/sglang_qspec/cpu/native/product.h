@@ -1,5 +1,4 @@
-// Matrix products with int8 weights. VNNI, AMX and AVX2 sum the products of digits exactly in 32 bits,
-// so all give the same.
+// Matrix products with int8 weights. VNNI, AMX and AVX2 sum the products of digits exactly in 32 bits.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 
 namespace qspec {
 
-// The sum of byte products must fit 32 bits: 255 * 128 times the number of inputs.
+// The sum of products of bytes must fit 32 bits: 255 * 128 times the number of inputs.
 constexpr int MOST_INPUTS = 65'793;
 constexpr int MOST_OUTPUTS = 1 << 30;
 constexpr int MOST_ROWS_OF_X = 1 << 24;
@@ -33,13 +32,15 @@ class PackedInt8 {
     std::fill_n(sums_.get(), columns, 0);
     for (int n = 0; n < outputs; ++n) {
       std::int8_t* panel = weights_.get() + panel_bytes() * static_cast<std::size_t>(n / PANEL);
-      std::int32_t sum = 0;
+      std::int32_t sum = 0, size = 0;
       for (int k = 0; k < inputs; ++k) {
         const std::int8_t value = q[static_cast<std::size_t>(n) * static_cast<std::size_t>(inputs) +
                                     static_cast<std::size_t>(k)];
         panel[(k / GROUP * PANEL + n % PANEL) * GROUP + k % GROUP] = value;
         sum += value;
+        size += std::abs(value);
       }
+      largest_ = std::max(largest_, size);
       scales_.get()[n] = scale[n];
       sums_.get()[n] = sum;
     }
@@ -47,6 +48,13 @@ class PackedInt8 {
 
   int outputs() const { return outputs_; }
   int inputs() const { return inputs_; }
+
+  // The largest digit with which the sums fit 32 bits.
+  int most_of_digit() const {
+    if constexpr (sizeof(Digit) == 1) return MOST_OF_BYTE;
+    const int most = std::numeric_limits<std::int32_t>::max() / std::max(1, largest_);
+    return std::min<int>(most, std::numeric_limits<Digit>::max());
+  }
 
   // Compute y [rows, outputs] = x @ weight.T; with `add`, add to y instead.
   void multiply(const Digits& x, float* y, bool add, int threads) const {
@@ -187,6 +195,7 @@ class PackedInt8 {
   }
 
   int outputs_, inputs_, groups_, panels_;
+  int largest_ = 0;  // largest sum of the sizes of an output's weights
   Buffer<std::int8_t> weights_;
   Buffer<float> scales_;
   Buffer<std::int32_t> sums_;  // sum of the weights of each output

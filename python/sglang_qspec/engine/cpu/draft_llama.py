@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from sglang_qspec.cpu._native import NativeLayer
 
 EXACT_ROWS = 8
-"""Maximum number of tokens of a decode pass with 16-bit activations; prefill always has 16 bits.
+"""Maximum number of tokens of a decode pass with exact activations; prefill always has them.
 
 Rounding to 8 bits lowers the agreement with the target. Up to this number of tokens, reading the
-weights bounds even a 16-bit product, which consists of two 8-bit products."""
+weights bounds even a product of two digits. With AVX2 one digit is exact, so all passes are."""
 HEAD_BLOCK = 64
 """The decoder requires head dimensions that are a multiple of this."""
 
@@ -82,7 +82,7 @@ class DraftDecoder:
             forward_batch.out_cache_loc.long().numpy(),
             rows.numpy(),
             self._table,
-            2 if exact else 1,
+            native().EXACT_DIGITS if exact else 1,
             torch.get_num_threads(),
         )
         return out
