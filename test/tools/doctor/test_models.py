@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from sglang_qspec.config import QSpecConfig
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.config import for_target
 from sglang_qspec.heads.model import Head
 from sglang_qspec.tools.doctor import models as checks
 from sglang_qspec.tools.doctor.case import Case
+from sglang_qspec.tools.doctor.checks import CHECKS
 from sglang_qspec.tools.doctor.finding import Finding, Status, examine
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.models.files import INDEX
@@ -168,3 +170,16 @@ def test_a_head_is_checked_against_its_target(tmp_path: Path) -> None:
     finding = checks.draft(Case(model=str(target), draft_model=str(head)))
     assert "with hidden_size 32, but the target has 64" in finding.found
     assert "qspec models train-head" in finding.advice
+
+
+def test_a_head_beside_a_draft_model_is_checked_too(tmp_path: Path) -> None:
+    target, head = write_target(tmp_path / "target"), tmp_path / "head"
+    head.mkdir()
+    checkpoint.save(random_head(), head)
+    case = Case(model=str(target), settings=QSpecConfig(head_path=str(head)))
+    (check,) = [each for each in CHECKS if each.name == "head"]
+    assert check.applies(case)
+    assert not check.applies(Case(model=str(target), settings=QSpecConfig()))
+    assert check.run(case).status is Status.OK
+    (head / WEIGHTS).unlink()
+    assert check.run(case).status is Status.FAILURE

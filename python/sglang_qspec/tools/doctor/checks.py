@@ -28,6 +28,10 @@ def _has_cpu_sidecar(case: Case) -> bool:
     return case.kind == case.draft_kind == "cpu"
 
 
+def _has_head(case: Case) -> bool:
+    return case.model is not None and case.settings is not None and bool(case.settings.head_path)
+
+
 def _measures(case: Case) -> bool:
     return case.measure and case.placement is not None and case.draft is not None
 
@@ -53,6 +57,7 @@ CHECKS = (
     Check("toolkit", devices.toolkit, lambda case: case.sglang and case.kind == "cuda"),
     Check("target", models.target, lambda case: case.sglang and case.model is not None),
     Check("draft model", models.draft, lambda case: case.sglang and case.draft_model is not None),
+    Check("head", models.head, _has_head),
     Check("tokenizers", models.tokenizers, lambda case: bool(case.target and case.draft)),
     Check("start", start.start, _starts),
     Check("placement", start.placement, lambda case: case.arguments is not None),

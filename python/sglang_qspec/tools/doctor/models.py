@@ -9,7 +9,7 @@ from sglang_qspec.errors import ConfigError, first_line
 from sglang_qspec.heads import config as heads
 from sglang_qspec.heads.config import is_head_folder
 from sglang_qspec.tools.doctor.case import Case
-from sglang_qspec.tools.doctor.finding import Finding, failure, ok
+from sglang_qspec.tools.doctor.finding import Finding, Status, failure, ok
 from sglang_qspec.tools.models.files import WEIGHTS, read_config
 from sglang_qspec.tools.models.intact import check_files
 
@@ -28,16 +28,24 @@ def draft(case: Case) -> Finding:
     assert case.draft_model is not None
     folder = Path(case.draft_model).expanduser()
     if is_head_folder(folder):
-        return _head(case, folder)
+        finding = _head(case, folder)
+        case.tokenizers_fit = finding.status is Status.OK  # a head has the target's tokenizer
+        return finding
     return _checkpoint(case, case.draft_model, "draft")
 
 
+def head(case: Case) -> Finding:
+    """Whether the head beside the draft model is complete and fits the target."""
+    assert case.settings is not None
+    return _head(case, Path(case.settings.head_path).expanduser())
+
+
 def _head(case: Case, folder: Path) -> Finding:
-    """Check the checkpoint of a head, which has the target's tokenizer."""
+    """Check the checkpoint of a head."""
     assert case.model is not None
     try:
-        head = heads.read(folder)
-        head.check_target(read_config(Path(case.model).expanduser()))
+        found = heads.read(folder)
+        found.check_target(read_config(Path(case.model).expanduser()))
     except ConfigError as error:
         return failure(
             f"the head {folder} does not fit: {error}",
@@ -46,8 +54,7 @@ def _head(case: Case, folder: Path) -> Finding:
         )
     if damage := damaged(folder):
         return failure(damage, "Copy or train the head again.")
-    case.tokenizers_fit = True
-    return ok(f"a head that drafts {head.draft_vocab_size} of {head.vocab_size} token ids")
+    return ok(f"a head that drafts {found.draft_vocab_size} of {found.vocab_size} token ids")
 
 
 def _checkpoint(case: Case, path: str, role: str) -> Finding:
