@@ -15,6 +15,9 @@ EXACT_DIGITS: int
 """Number of digits with which a product is more exact than with bfloat16 activations: 2 with
 AVX-512, and 1 with AVX2, where a digit has up to 15 bits instead of 8."""
 
+TAKES_FLOAT32: bool
+"""Whether `multiply_dense` is faster than oneDNN for few rows of float32: measured with AVX2."""
+
 class PackedInt8:
     """A weight `q` [outputs, inputs] with a `scale` [outputs]."""
 
@@ -130,13 +133,14 @@ def multiply_dense(
     count: int,
     inputs: int,
     outputs: int,
+    bfloat16: bool,
     threads: int,
 ) -> None:
     """Write `rows` [count, inputs] @ weight.T + bias + addend: [count, outputs], rounded once.
 
-    The first five are addresses of bfloat16; those of `bias` [outputs] and `addend` [count,
-    outputs] may be 0, and `out` may be `addend`. `weight` is [outputs, inputs]. Raises ValueError
-    unless `inputs` is a multiple of 32 and `outputs` of 16.
+    The first five are addresses of bfloat16, or float32; those of `bias` [outputs] and `addend`
+    [count, outputs] may be 0, and `out` may be `addend`. `weight` is [outputs, inputs]. Raises
+    ValueError unless `inputs` is a multiple of 32 and `outputs` of 16.
     """
 
 class RowAttention:

@@ -5,11 +5,11 @@ reordering takes as long as the product. (135M parameters in bfloat16, one row, 
 ms, and 22 ms with weights that are packed once.) So this module packs the weights once. The sums
 are the same except for their order.
 
-The compiled products (`cpu/native/dense.h`) read bfloat16 weights as they are, without packing.
-With AMX they are faster than oneDNN for few rows, and slower from 64 rows on. oneDNN does not
+The compiled products (`cpu/native/dense.h`) read weights as they are, without packing. With AMX
+those of bfloat16 are faster than oneDNN for few rows, and slower from 64 rows on. oneDNN does not
 multiply bfloat16 without AVX-512, and torch's own product takes nearly as long for each row as for
-the first one ("Decode passes and the memory" in docs/results.md). The sums are in the same order
-for any number of rows.
+the first one. With AVX2 those of float32 are faster for few rows, too ("Decode passes and the
+memory" in docs/results.md). The sums are in the same order for any number of rows.
 """
 
 import torch
@@ -21,18 +21,29 @@ OUTPUT_STEP, INPUT_STEP = 16, 32
 """`unpacked_linear` takes a weight whose outputs and inputs are multiples of these numbers."""
 
 
+MOST_FLOAT_ROWS = 64
+"""Maximum number of rows for the compiled product of float32; torch multiplies more rows."""
+
+
 def takes_unpacked(weight: Tensor) -> bool:
     """Whether `unpacked_linear` multiplies by this weight."""
     return (
-        weight.dtype == torch.bfloat16
+        weight.dtype in (torch.bfloat16, torch.float32)
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.dim() == 2
         and weight.is_contiguous()
         and weight.shape[0] % OUTPUT_STEP == weight.shape[1] % INPUT_STEP == 0
         and native() is not None
-        and (native().may_use_tiles() or not torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and _is_faster(weight.dtype)
     )
+
+
+def _is_faster(dtype: torch.dtype) -> bool:
+    """Whether the compiled product of few rows is faster than oneDNN's."""
+    if dtype == torch.float32:
+        return bool(native().TAKES_FLOAT32)
+    return bool(native().may_use_tiles() or not torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def unpacked_linear(
@@ -40,10 +51,13 @@ def unpacked_linear(
 ) -> Tensor:
     """Multiply `rows` [..., in] by a `weight` [out, in] for which `takes_unpacked` is true.
 
-    Adds `bias` [out] and `addend` [..., out], and rounds the sum once: [..., out]. All are
-    bfloat16.
+    Adds `bias` [out] and `addend` [..., out], and rounds the sum once: [..., out]. All have one
+    type.
     """
     outputs, inputs = weight.shape
+    if weight.dtype == torch.float32 and rows.numel() > MOST_FLOAT_ROWS * inputs:
+        product = torch.nn.functional.linear(rows, weight, bias)
+        return product if addend is None else product.add_(addend)
     out = rows.new_empty((*rows.shape[:-1], outputs))
     # These tensors must live until the end of the call.
     rows = rows.contiguous()
@@ -56,6 +70,7 @@ def unpacked_linear(
         rows.numel() // inputs,
         inputs,
         outputs,
+        weight.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
     return out

@@ -1,4 +1,4 @@
-// Products of bfloat16 rows and weights that are in memory as the model has them.
+// Products of rows and weights of one type, bfloat16 or float, that are in memory as the model has them.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@ constexpr int INPUT_STEP = 32;   // the inputs are a multiple of this
 
 // y [rows, outputs] = x [rows, inputs] @ weight [outputs, inputs].T + bias + addend, rounded once.
 // Each product of an output and a row is summed in the same order, however many rows a pass has.
+template <typename T>
 struct Dense {
-  const BFloat16* weight;
-  const BFloat16* bias;    // [outputs], or null
-  const BFloat16* addend;  // [rows, outputs], or null; may be y
-  BFloat16* y;
+  const T* weight;
+  const T* bias;    // [outputs], or null
+  const T* addend;  // [rows, outputs], or null; may be y
+  T* y;
   std::int64_t rows;
   int inputs, outputs;
 

@@ -53,9 +53,9 @@ class RowTiles {
   Buffer<std::uint8_t> tiles_;
 };
 
-class TileProduct : public Dense {
+class TileProduct : public Dense<BFloat16> {
  public:
-  explicit TileProduct(const Dense& dense) : Dense(dense) {}
+  explicit TileProduct(const Dense<BFloat16>& dense) : Dense(dense) {}
 
   void multiply(const RowTiles& x, int threads) const {
     const int blocks = outputs / TILE_ROWS;

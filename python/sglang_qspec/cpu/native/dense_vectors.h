@@ -1,4 +1,4 @@
-// The dense product on processors without instructions for bfloat16.
+// The dense product of vectors of floats, to which bfloat16 weights are converted as they are read.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,21 @@ namespace qspec {
 
 constexpr int PAIRS = 2 * LANES;
 
-// Of the next PAIRS values those with even places, or those with odd places.
-inline Floats half(const BFloat16* from, bool odd) {
+// One half of the next PAIRS values: those with even places, or the `other` ones.
+inline Floats half(const BFloat16* from, bool other) {
   Ints pairs;
   std::memcpy(&pairs, from, sizeof pairs);
-  return reinterpret_cast<Floats>(odd ? pairs & ~0xFFFF : pairs << 16);
+  return reinterpret_cast<Floats>(other ? pairs & ~0xFFFF : pairs << 16);
 }
 
-// Rows of x [rows, inputs] as floats: of each PAIRS values the even half, then the odd one.
+// One half of the next PAIRS values: the first ones, or the `other` ones.
+inline Floats half(const float* from, bool other) { return load(from + (other ? LANES : 0)); }
+
+// Rows of x [rows, inputs] as floats: of each PAIRS values one half, then the other one.
 class FloatRows {
  public:
-  void assign(const BFloat16* x, std::int64_t rows, int inputs) {
+  template <typename T>
+  void assign(const T* x, std::int64_t rows, int inputs) {
     inputs_ = inputs;
     values_.reserve(static_cast<std::size_t>(rows * inputs));
     float* to = values_.get();
@@ -38,9 +42,10 @@ class FloatRows {
   Buffer<float> values_;
 };
 
-class VectorProduct : public Dense {
+template <typename T>
+class VectorProduct : public Dense<T> {
  public:
-  explicit VectorProduct(const Dense& dense) : Dense(dense) {}
+  explicit VectorProduct(const Dense<T>& dense) : Dense<T>(dense) {}
 
   void multiply(const FloatRows& x, int threads) const {
     const std::int64_t row_bytes = std::int64_t{inputs} * static_cast<int>(sizeof(float));
@@ -52,32 +57,42 @@ class VectorProduct : public Dense {
       for (int column = 0; column < outputs; column += OUTPUT_STEP) {
         for (std::int64_t row = first; row < last; row += MOST_ROWS) {
           const auto count = static_cast<int>(std::min<std::int64_t>(MOST_ROWS, last - row));
-          with_constant<MOST_ROWS>(count, [&](auto rows) { block<rows.value>(x, row, column); });
+          with_constant<MOST_ROWS>(count, [&](auto rows) {
+            block<rows.value>(x, row, column, row == first);
+          });
         }
       }
     }
   }
 
  private:
+  using Dense<T>::weight;
+  using Dense<T>::rows;
+  using Dense<T>::inputs;
+  using Dense<T>::outputs;
+
   static constexpr int MOST_ROWS = 4;
   // All outputs of a group of rows come before the next group, so that the rows stay in the L2 cache.
   static constexpr std::int64_t GROUP_BYTES = 1 << 18;
   static constexpr std::int64_t LEAST_GROUP = 16;  // rows; fewer would read the weight too often
 
-  // OUTPUT_STEP outputs of ROWS rows.
+  // OUTPUT_STEP outputs of ROWS rows. With `fetch`, fetch the weights of the next outputs from memory.
   template <int ROWS>
-  void block(const FloatRows& x, std::int64_t row, int column) const {
+  void block(const FloatRows& x, std::int64_t row, int column, bool fetch) const {
     constexpr int OUTPUTS = ROWS > 1 ? 2 : 4;  // at once; the sums of all rows fit into registers
     float sums[ROWS][OUTPUT_STEP];
     for (int at = 0; at < OUTPUT_STEP; at += OUTPUTS) {
-      const BFloat16* from = weight + std::int64_t{column + at} * inputs;
+      const T* from = weight + std::int64_t{column + at} * inputs;
       Floats sum[ROWS][OUTPUTS] = {};
       for (int k = 0; k < inputs; k += PAIRS) {
-        for (const bool odd : {false, true}) {
+        for (int o = 0; fetch && o < OUTPUTS; ++o) {
+          _mm_prefetch(from + std::int64_t{OUTPUTS + o} * inputs + k, _MM_HINT_T0);
+        }
+        for (const bool other : {false, true}) {
           Floats w[OUTPUTS];
-          for (int o = 0; o < OUTPUTS; ++o) w[o] = half(from + std::int64_t{o} * inputs + k, odd);
+          for (int o = 0; o < OUTPUTS; ++o) w[o] = half(from + std::int64_t{o} * inputs + k, other);
           for (int r = 0; r < ROWS; ++r) {
-            const Floats value = load(x.row(row + r) + k + (odd ? LANES : 0));
+            const Floats value = load(x.row(row + r) + k + (other ? LANES : 0));
             for (int o = 0; o < OUTPUTS; ++o) sum[r][o] = fma(w[o], value, sum[r][o]);
           }
         }
@@ -87,7 +102,7 @@ class VectorProduct : public Dense {
       }
     }
     for (int r = 0; r < ROWS; ++r) {
-      for (int at = 0; at < OUTPUT_STEP; at += LANES) write(row + r, column + at, load(sums[r] + at));
+      for (int at = 0; at < OUTPUT_STEP; at += LANES) this->write(row + r, column + at, load(sums[r] + at));
     }
   }
 };

@@ -277,28 +277,29 @@ void store_rows_at(std::uintptr_t rows, std::int64_t count, std::int64_t stride,
 
 void multiply_dense_at(std::uintptr_t x, std::uintptr_t weight, std::uintptr_t bias,
                        std::uintptr_t addend, std::uintptr_t y, std::int64_t rows, int inputs,
-                       int outputs, int threads) {
-  const auto values = [](std::uintptr_t address) {
-    return reinterpret_cast<const BFloat16*>(address);
-  };
+                       int outputs, bool bfloat16, int threads) {
   check(inputs % INPUT_STEP == 0 && outputs % OUTPUT_STEP == 0, [&] {
     return "the weight is " + text_of({outputs, inputs}) + ", but must be of multiples of " +
            text_of({OUTPUT_STEP, INPUT_STEP});
   });
-  const py::gil_scoped_release released;
-  const Dense dense{values(weight), values(bias), values(addend), reinterpret_cast<BFloat16*>(y),
-                    rows,           inputs,       outputs};
+  with_type(bfloat16, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const Dense<T> dense{at(weight, type), at(bias, type), at(addend, type), at(y, type),
+                         rows,             inputs,         outputs};
 #ifdef QSPEC_TILES
-  if (may_use_tiles()) {
-    static thread_local RowTiles tiles;
-    tiles.assign(values(x), rows, inputs);
-    TileProduct(dense).multiply(tiles, threads);
-    return;
-  }
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (may_use_tiles()) {
+        static thread_local RowTiles tiles;
+        tiles.assign(at(x, type), rows, inputs);
+        TileProduct(dense).multiply(tiles, threads);
+        return;
+      }
+    }
 #endif
-  static thread_local FloatRows floats;
-  floats.assign(values(x), rows, inputs);
-  VectorProduct(dense).multiply(floats, threads);
+    static thread_local FloatRows floats;
+    floats.assign(at(x, type), rows, inputs);
+    VectorProduct<T>(dense).multiply(floats, threads);
+  });
 }
 
 // The requests of a pass, with the arrays that describe them.
@@ -385,6 +386,7 @@ PYBIND11_MODULE(QSPEC_MODULE, module) {
   module.def("rotate", &rotate_at);
   module.def("store_rows", &store_rows_at);
   module.attr("EXACT_DIGITS") = EXACT_DIGITS;
+  module.attr("TAKES_FLOAT32") = LANES == 8;
   module.def("may_use_tiles", &may_use_tiles);
   module.def("multiply_dense", &multiply_dense_at);
   py::class_<AnyRowAttention>(module, "RowAttention")

@@ -80,7 +80,7 @@ class PackedInt8 {
       for (int block = 0; block < blocks; ++block) {
         const int first = share(all, block, blocks), last = share(all, block + 1, blocks);
         with_constant<MOST_ROWS>(last - first, [&](auto count) {
-          vectors<count.value>(x, panel, first, y, add);
+          vectors<count.value>(x, panel, first, y, add, block == 0);
         });
       }
     }
@@ -90,6 +90,8 @@ class PackedInt8 {
   static constexpr int PARTS = AT_ONCE;  // vectors of a panel
   static constexpr int PANEL = PARTS * LANES;
   static constexpr int MOST_ROWS = 4;  // with more, the compiler runs out of registers
+  static constexpr bool FETCHES = LANES == 8;  // not measured with AVX-512
+  static constexpr int FETCH_AHEAD = 2048;     // bytes
   static constexpr int AHEAD = 2;      // steps of a tiled product for which weights are fetched ahead
 
   // Start of part `part` if `all` rows are divided evenly into `parts`.
@@ -151,9 +153,10 @@ class PackedInt8 {
   }
 #endif
 
-  // Multiply `ROWS` digit rows from `first` on by one panel.
+  // Multiply `ROWS` digit rows from `first` on by one panel. With `fetch`, fetch its weights from memory
+  // ahead of their use, and those of the next panel.
   template <int ROWS>
-  void vectors(const Digits& x, int panel, int first, float* y, bool add) const {
+  void vectors(const Digits& x, int panel, int first, float* y, bool add, bool fetch) const {
     const std::int8_t* w = weights(panel);
     const Digit* digits[ROWS];
     Ints sum[ROWS][PARTS];
@@ -164,6 +167,7 @@ class PackedInt8 {
     }
     for (int k = 0; k < groups_; ++k, w += GROUP * PANEL) {
       Ints weight[PARTS];
+      if (FETCHES && fetch) _mm_prefetch(w + FETCH_AHEAD, _MM_HINT_T0);
       for (int v = 0; v < PARTS; ++v) weight[v] = load_weights(w + v * GROUP * LANES);
       for (int r = 0; r < ROWS; ++r) {
         std::int32_t group;
