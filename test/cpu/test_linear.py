@@ -80,7 +80,7 @@ def test_no_rows_give_no_rows() -> None:
 
 
 @pytest.mark.parametrize("group_size", [32, 96, 48, 16])
-@pytest.mark.parametrize("m", [1, INT4_ROWS, INT4_ROWS + 1])
+@pytest.mark.parametrize("m", [1, 2, 3])
 def test_an_int4_product_is_close_to_the_float_product_for_any_group_size(
     group_size: int, m: int
 ) -> None:

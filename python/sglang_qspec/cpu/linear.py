@@ -27,8 +27,9 @@ from sglang_qspec.cpu.native import native
 
 TWO_DIGIT_ROWS = 4
 """Maximum number of rows with two digits per activation."""
-INT4_ROWS = 2
-"""Maximum number of rows for the int4 kernel; more rows use the int8 copy."""
+INT4_ROWS = 0 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 2
+"""Maximum number of rows for the int4 kernel; more rows use the int8 copy. With AVX2 torch's kernel
+takes 2.6 times as long as the int8 product of one row of bfloat16, and 36 times in float32."""
 _INT4_GROUPS = (256, 128, 64, 32)
 """Group sizes of torch's int4 product, which also needs a multiple of 16 output channels."""
 
@@ -69,7 +70,8 @@ class Int8Linear:
 class Int4Linear:
     """The product x @ weight.T for an int4 weight in groups.
 
-    It also keeps an int8 copy for many rows, so it takes 12 bits per weight.
+    It also keeps an int8 copy for many rows, so it takes 12 bits per weight; with AVX2 it has the
+    copy alone.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -82,7 +84,7 @@ class Int4Linear:
         self._many_rows = Int8Linear(grid)
         self._packed: Tensor | None = None
         group = next((g for g in _INT4_GROUPS if grid.group_size % g == 0), None)
-        if group is not None and self.out_features % 16 == 0:
+        if INT4_ROWS and group is not None and self.out_features % 16 == 0:
             self._group = group
             self._packed = torch._convert_weight_to_int4pack_for_cpu(grid.q.int(), 1)
             # The kernel computes (q - 8) * scale + offset.
