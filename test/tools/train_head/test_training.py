@@ -17,7 +17,7 @@ from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import Target, Text
 from sglang_qspec.tools.train_head.texts import written
-from sglang_qspec.tools.train_head.training import Batch, depths
+from sglang_qspec.tools.train_head.training import DECAY, Batch, Teacher, depths, loss
 from test.heads.tiny import VOCAB, Drafting, random_head, write_target
 
 CPU = torch.device("cpu")
@@ -40,7 +40,8 @@ def test_each_depth_computes_what_drafting_computes() -> None:
     batch = Batch.of([text, Text([1], [2, 3], False)], CPU)  # the other one is padded
     both = torch.cat((states, torch.randn_like(states)))
     with torch.inference_mode():
-        found = list(depths(head, both, batch, embedding, DEPTH))
+        outputs = depths(head, both, batch, embedding, DEPTH)
+        found = [head.logits(output) for output in outputs]
         projected = head.project(states[0])
         drafting = Drafting(head, embedding)
         for place in range(len(ids) - 1 - DEPTH):
@@ -50,6 +51,29 @@ def test_each_depth_computes_what_drafting_computes() -> None:
                 torch.testing.assert_close(found[depth][0, place], own, rtol=1e-4, atol=1e-4)
                 output = drafting.row(ids[place + 2 + depth], output)
             drafting.cut(place + 1)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_answers_tokens(target: Path) -> None:
+    model, head = Target(target, "float32"), random_head()
+    known = head.target_ids[:7].tolist()
+    unknown = min(set(range(VOCAB)) - set(head.target_ids.tolist()))
+    texts = [Text(known[:3], known[3:], True), Text(known[:1], [known[1], unknown], False)]
+    batch, teacher = Batch.of(texts, CPU), Teacher(model, head)
+    states = model.states(batch.token_ids, (0, 1, 2))
+    wanted = teacher.logits(states.last.clone()).softmax(-1)
+    expected = 0.0
+    outputs = list(depths(head, states.read.clone(), batch, model.embedding, DEPTH))
+    for depth, output in enumerate(outputs):
+        own, losses = head.logits(output).log_softmax(-1), []
+        for row, text in enumerate(texts):
+            for at in range(len(text.prompt), len(text.token_ids)):
+                place = at - 2 - depth  # this row drafts token `at`
+                if place >= 0 and bool(teacher.knows(batch.token_ids[row, at])):
+                    losses.append(-(wanted[row, at - 1] * own[row, place]).sum().item())
+        expected += DECAY**depth * sum(losses) / max(1, len(losses))
+    found = loss(head, teacher, model, batch, (0, 1, 2), DEPTH)
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+    assert expected > 0
 
 
 def test_rows_count_where_they_draft_the_answer() -> None:

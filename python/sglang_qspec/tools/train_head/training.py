@@ -50,6 +50,12 @@ class Batch(NamedTuple):
         drafted = torch.arange(self.token_ids.shape[1], device=self.ends.device) + 2 + depth
         return (drafted >= self.begins[:, None]) & (drafted < self.ends[:, None])
 
+    @property
+    def taught(self) -> Tensor:
+        """Whether the token after place i is one of the answer, bool [texts, tokens]."""
+        after = torch.arange(self.token_ids.shape[1], device=self.ends.device) + 1
+        return (after >= self.begins[:, None]) & (after < self.ends[:, None])
+
     def tokens(self, ahead: int) -> Tensor:
         """Token i + `ahead` at place i, padded at the end, int64 [texts, tokens]."""
         return functional.pad(
@@ -60,7 +66,7 @@ class Batch(NamedTuple):
 def depths(
     head: Head, states: Tensor, batch: Batch, embedding: Tensor, most: int
 ) -> Iterator[Tensor]:
-    """Logits of the head's ids at each depth below `most`, [texts, tokens, draft ids].
+    """The head's outputs at each depth below `most`, [texts, tokens, width].
 
     `states` are those that the head reads (`target.States`), and `embedding` is the target's.
     """
@@ -84,7 +90,7 @@ def depths(
         for place, own in enumerate(values[1:]):
             mixed = mixed + weights[..., size + place, None] * own
         hidden = head.output(mixed, hidden)
-        yield head.logits(hidden)
+        yield hidden
 
 
 class Teacher:
@@ -96,7 +102,7 @@ class Teacher:
         self._knows[head.target_ids] = True
 
     def logits(self, last: Tensor) -> Tensor:
-        """The target's logits of the ids after each state, [texts, tokens, draft ids]."""
+        """The target's logits of the ids after each state, [..., draft ids]."""
         return last @ self._lm_head.T
 
     def knows(self, token_ids: Tensor) -> Tensor:
@@ -107,17 +113,22 @@ class Teacher:
 def loss(
     head: Head, teacher: Teacher, target: Target, batch: Batch, layers: Sequence[int], most: int
 ) -> Tensor:
-    """The loss over all depths below `most`: how far the head's distributions are off."""
+    """The loss over all depths below `most`: how far the head's distributions are off.
+
+    Logits are computed for tokens of answers alone, because they take most of the time.
+    """
     states = target.states(batch.token_ids, layers)
-    wanted = teacher.logits(states.last.clone()).float().softmax(-1)
+    taught = batch.taught
+    wanted = teacher.logits(states.last[taught].clone()).float().softmax(-1)
+    place = taught.flatten().cumsum(0).view_as(taught) - 1
     total = torch.zeros((), device=wanted.device)
     weight = 1.0
     found = depths(head, states.read.clone(), batch, target.embedding, most)
-    for depth, logits in enumerate(found):
+    for depth, hidden in enumerate(found):
         counts = batch.answers(depth) & teacher.knows(batch.tokens(2 + depth))
-        rows = counts[:, : wanted.shape[1] - 1 - depth].nonzero(as_tuple=True)
-        own = logits[rows].float().log_softmax(-1)
-        probs = wanted[rows[0], rows[1] + 1 + depth]
+        rows = counts[:, : taught.shape[1] - 1 - depth].nonzero(as_tuple=True)
+        own = head.logits(hidden[rows]).float().log_softmax(-1)
+        probs = wanted[place[rows[0], rows[1] + 1 + depth]]
         total = total - weight * (probs * own).sum(-1).sum() / max(1, len(rows[0]))
         weight *= DECAY
     return total
@@ -147,8 +158,10 @@ def fit(head: Head, target: Target, texts: Sequence[Text], layers: Sequence[int]
         states = target.states(batch.token_ids, layers)
         begin = batch.answers(0) & batch.answers(most - 1)  # a token of the answer at each depth
         chain = begin
-        for depth, logits in enumerate(depths(head, states.read, batch, target.embedding, most)):
-            is_right = (ids[logits.argmax(-1)] == batch.tokens(2 + depth)) & begin
+        for depth, hidden in enumerate(depths(head, states.read, batch, target.embedding, most)):
+            is_right = torch.zeros_like(begin)
+            drafted = ids[head.logits(hidden[begin]).argmax(-1)]
+            is_right[begin] = drafted == batch.tokens(2 + depth)[begin]
             chain = chain & is_right
             right[depth] += int(is_right.sum())
             accepted[depth] += int(chain.sum())
