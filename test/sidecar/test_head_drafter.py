@@ -142,6 +142,22 @@ def test_it_drafts_as_the_head_does(
     assert drafter.statistics.drafted_tokens == 8
 
 
+def test_an_idle_drafter_advances_nothing(drafter: HeadDrafter) -> None:
+    advanced: list[int] = []
+    for message in (submit(10), states(0, 10), commit(0, TEXT[10:11])):
+        drafter.handle(PEER, message)
+
+    def ends() -> bool:
+        advanced.append(drafter.advanced)
+        return False
+
+    drafter.step(ends)
+    assert advanced
+    assert set(advanced) == {1}
+    assert drafter.idle
+    assert drafter.advanced == 0
+
+
 def test_texts_of_several_requests_share_passes(
     drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
 ) -> None:

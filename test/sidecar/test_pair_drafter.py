@@ -54,7 +54,7 @@ def pair(model: HeadModel) -> Iterator[PairDrafter]:
     made.check_integrity()
     made.drop(PEER)
     made.check_integrity()
-    assert (made.texts, made.requests) == (0, 0)
+    assert (made.texts, made.requests, made.advanced) == (0, 0, 0)
     assert made.idle
 
 

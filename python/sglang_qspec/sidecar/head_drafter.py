@@ -91,7 +91,7 @@ class HeadDrafter:
         self.statistics = statistics or PassStatistics()
         self.declined = 0
         """Number of submissions declined since the start."""
-        self.advanced = 0
+        self._advanced = 0
         """Number of texts in the last pass."""
 
     # What the loop calls.
@@ -105,6 +105,11 @@ class HeadDrafter:
     def requests(self) -> int:
         """Number of requests that wait for more of a draft."""
         return sum(text.lookahead > 0 for text in self._busy.values())
+
+    @property
+    def advanced(self) -> int:
+        """Number of texts in the last pass; 0 when idle."""
+        return 0 if self.idle else self._advanced
 
     @property
     def texts(self) -> int:
@@ -152,7 +157,7 @@ class HeadDrafter:
         are declined.
         """
         chosen = self._chosen()
-        self.advanced = len(chosen)
+        self._advanced = len(chosen)
         try:
             self._draft(*self._read(chosen), ends)
         except Exception:

@@ -57,8 +57,8 @@ class PairDrafter:
 
     @property
     def advanced(self) -> int:
-        """Number of completions that the draft model's last pass advanced; 0 when it is idle."""
-        return self._drafts.advanced
+        """Number of completions and texts that the last passes advanced; 0 when idle."""
+        return self._drafts.advanced + self._head.advanced
 
     @property
     def declined(self) -> int:
