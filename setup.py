@@ -31,7 +31,7 @@ if platform.machine() == "x86_64":
     both = ["-O3", "-mfma", "-ffp-contract=off", "-fopenmp"]
     both += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
     avx512 = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")]
-    # `cpu/native.py` imports the one for whose instructions the processor is made.
+    # `cpu/native.py` imports the one that the processor can run.
     extensions += [
         extension("cpu", *both, *avx512),
         extension("cpu", *both, "-mavx2", source="avx2", name="_native_avx2"),

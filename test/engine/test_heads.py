@@ -6,6 +6,7 @@ head is trained for it in some seconds.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,22 +56,29 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(target, train_head(target, folder / "head", PROMPTS[:48], training))
 
 
-@pytest.fixture(scope="module")
-def server(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@contextlib.contextmanager
+def serving(target: Path, plugin: Path, *more: str) -> Iterator[Server]:
+    """A server with a sidecar; `plugin` is an empty folder."""
     arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "4"),
+        *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle", *QSPEC),
         *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
-        *("--chunked-prefill-size", str(CHUNK), "--sleep-on-idle"),
-        "--enable-return-hidden-states",
-        *(*QSPEC, "--speculative-draft-model-path", str(folders.head)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
-        *("--speculative-qspec-step-tokens", "1"),  # no draft outlives a pass
+        *("--speculative-qspec-cores", str(cores(1)[0]), *more),
     ]
-    environment = awaiting(tmp_path_factory.mktemp("plugin"))
-    with Server(folders.target, arguments, cores=cores(0), environment=environment) as running:
+    with Server(target, arguments, cores=cores(0), environment=awaiting(plugin)) as running:
         wait_for_sidecar(running)
         yield running
         assert not state(running)["failed"], running.log[-4000:]
+
+
+@pytest.fixture(scope="module")
+def server(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    more = [
+        *("--max-running-requests", "4", "--chunked-prefill-size", str(CHUNK)),
+        *("--speculative-draft-model-path", str(folders.head), "--enable-return-hidden-states"),
+        *("--speculative-qspec-step-tokens", "1"),  # no draft outlives a pass
+    ]
+    with serving(folders.target, tmp_path_factory.mktemp("plugin"), *more) as running:
+        yield running
 
 
 def ask(
@@ -202,19 +210,12 @@ def test_a_killed_sidecar_drafts_again_for_later_requests(
 @pytest.fixture(scope="module")
 def beside(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the head beside a draft model, which is the target itself."""
-    arguments = [
-        *("--device", "cpu", "--dtype", "float32", "--max-running-requests", "2"),
-        *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
-        "--sleep-on-idle",
-        *(*QSPEC, "--speculative-draft-model-path", str(folders.target)),
+    more = [
+        *("--max-running-requests", "2", "--speculative-draft-model-path", str(folders.target)),
         *("--speculative-qspec-head-path", str(folders.head)),
-        *("--speculative-qspec-cores", str(cores(1)[0])),
     ]
-    environment = awaiting(tmp_path_factory.mktemp("plugin"))
-    with Server(folders.target, arguments, cores=cores(0), environment=environment) as running:
-        wait_for_sidecar(running)
+    with serving(folders.target, tmp_path_factory.mktemp("plugin"), *more) as running:
         yield running
-        assert not state(running)["failed"], running.log[-4000:]
 
 
 @served

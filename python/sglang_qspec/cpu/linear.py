@@ -29,7 +29,7 @@ TWO_DIGIT_ROWS = 4
 """Maximum number of rows with two digits per activation."""
 INT4_ROWS = 0 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 2
 """Maximum number of rows for the int4 kernel; more rows use the int8 copy. With AVX2 torch's kernel
-takes 2.6 times as long as the int8 product of one row of bfloat16, and 36 times in float32."""
+is several times slower than the int8 product of one row."""
 _INT4_GROUPS = (256, 128, 64, 32)
 """Group sizes of torch's int4 product, which also needs a multiple of 16 output channels."""
 

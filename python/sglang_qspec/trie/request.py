@@ -16,6 +16,7 @@ from sglang_qspec.trie.trees import DraftTrees
 ANY_WIDTH = 1 << 30
 """Default `max_width`: only the pass limits the width of a tree."""
 
+_DRAFTED = OF_SIDECAR | {Source.GUESS}
 _INSERTIONS = tuple(Insertion)
 
 
@@ -80,7 +81,7 @@ class RequestTrie(Trie):
         greedily. Chunks may repeat or overlap known tokens. A refused chunk changes nothing.
         Raises ValueError for PROMPT and OUTPUT, which have no streams.
         """
-        if source not in OF_SIDECAR | {Source.GUESS}:
+        if source not in _DRAFTED:
             raise ValueError(
                 f"source is {source.name}, but a draft's is QUEUE, GUESS, STEP or HEAD"
             )
