@@ -90,7 +90,8 @@ def drafted(messages: list[FromSidecar]) -> tuple[list[int], list[int]]:
 
 def test_each_drafts_its_part(pair: PairDrafter) -> None:
     assert drafted(run(pair, submit(PROMPT))) == ([6, 7, 8, 9, 10, 11], [])
-    served = run(pair, Admit(1), states(0, 3), Commits([Commit(1, 0, [6], 3)]))
+    # The draft model said 6, so it would begin anew if it made step drafts.
+    served = run(pair, Admit(1), states(0, 3), Commits([Commit(1, 0, [50], 3)]))
     completion, steps = drafted(served)
     assert not completion
     assert len(steps) == 3
