@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from statistics import fmean
 from typing import Any
 
@@ -118,7 +119,7 @@ def report_of(summary: Summary) -> Report:
     title, caption = "Speedup by requests in flight", "QSPEC over SGLang without speculation."
     figures = line_figure("ratios", title, caption, speedups, (x, "speedup"), reference=1.0)
     title, caption = "Throughput by requests in flight", "Output tokens per second of each server."
-    colors = dict(zip(NAMES, charts.COLORS * 3, strict=False))
+    colors = dict(zip(NAMES, cycle(charts.COLORS), strict=False))
     axes = (x, "tokens/s")
     figures += line_figure("throughput", title, caption, rates, axes, colors=colors)
     return Report("Throughput beside other servers", headline, tables, METHOD, figures=figures)

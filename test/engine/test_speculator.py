@@ -3,6 +3,7 @@
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.draft_source import OF_SIDECAR, OF_STEPS
 from sglang_qspec.engine.requests.live_request import Tally
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
@@ -94,19 +95,20 @@ def test_output_of_passes_without_drafts_is_reported_and_drafted_from(
 
 @pytest.mark.parametrize("source", list(Source))
 def test_a_request_uses_the_sources_that_it_names_and_no_others(
-    active: Speculator, link: FakeSidecarLink, source: Source
+    link: FakeSidecarLink, source: Source
 ) -> None:
+    active = connect(link, of_head=source is Source.HEAD)
     custom_params = {"qspec_sources": [source.name.lower()], "qspec_guess_ids": [300, 8, 20, 21]}
     enqueue(active, prompt_ids=[6, 300, 8, 400, 7], custom_params=custom_params)
     poll(active)
     output_ids = [8] if source is Source.QUEUE else [300, 8, 500, 300, 8]
     tree = tree_of(active, "a", output_ids, 6)
-    of_sidecar = source in (Source.QUEUE, Source.STEP)
-    if source is Source.STEP:
+    of_sidecar = source in OF_SIDECAR
+    if source in OF_STEPS:
         link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 5, 0, [600]))
         poll(active)
         tree = tree_of(active, "a", output_ids, 6)
-    expected = dict(zip(Source, (9, 20, 400, 500, 600), strict=True))
+    expected = dict(zip(Source, (9, 20, 400, 500, 600, 600), strict=True))
     assert set(tree.sources[1:]) == {source}
     assert expected[source] in tree.token_ids
     assert len(link.submits) == of_sidecar
@@ -289,7 +291,10 @@ def test_a_tally_counts_passes_proposals_and_sources(active: Speculator) -> None
     assert (record["passes"], record["proposed_tokens"], record["accepted_tokens"]) == (2, 3, 2)
     assert record["accept_length"] == 2.0
     by_source = record["accepted_by_source"]
-    assert by_source == {"queue": 2, "guess": 0, "prompt": 0, "output": 0, "step": 0}
+    assert by_source == {
+        "queue": 2,
+        **dict.fromkeys(("guess", "prompt", "output", "step", "head"), 0),
+    }
 
 
 def test_dropped_drafts_are_gone_and_requests_stay(active: Speculator) -> None:
