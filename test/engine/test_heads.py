@@ -25,7 +25,7 @@ from sglang_qspec.heads.config import for_target
 from sglang_qspec.heads.model import Head
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
-from sglang_qspec.tools.train_head.target import Target
+from sglang_qspec.tools.train_head.target import TargetModel
 from test.engine.awaiting import awaiting
 from test.engine.server.running import QSPEC, cores, sidecar_process, state, until
 from test.heads.tiny import SHAPE, Drafting, write_target
@@ -94,7 +94,7 @@ class Reference:
     """What transformers computes: the target's answers, and the head's drafts."""
 
     def __init__(self, folders: Models) -> None:
-        self._target = Target(folders.target, "float32")
+        self._target = TargetModel(folders.target, "float32")
         self._head: Head = checkpoint.load(folders.head, torch.float32, torch.device("cpu"))
 
     def prompts(self, begin: int) -> list[list[int]]:

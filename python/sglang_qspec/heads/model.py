@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import (
 from sglang_qspec.heads.config import HeadConfig
 
 
-class Attention(nn.Module):
+class HeadAttention(nn.Module):
     """The projections of the attention. Its input is twice as wide as its output."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """The decoder layer of a head."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -48,7 +48,7 @@ class Layer(nn.Module):
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = LlamaRMSNorm(width, eps)
         self.hidden_norm = LlamaRMSNorm(width, eps)
-        self.self_attn = Attention(config)
+        self.self_attn = HeadAttention(config)
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
         self.mlp = LlamaMLP(config)
 
@@ -67,7 +67,7 @@ class Head(nn.Module):
         given.pop("architectures", None)
         llama = LlamaConfig(**given)
         self.fc = nn.Linear(config.states * config.target_hidden_size, config.hidden_size, False)
-        self.midlayer = Layer(llama)
+        self.midlayer = DecoderLayer(llama)
         self.norm = LlamaRMSNorm(config.hidden_size, llama.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(llama)

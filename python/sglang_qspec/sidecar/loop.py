@@ -41,7 +41,7 @@ class Watch(Protocol):
     def look(self) -> None: ...
 
 
-class Drafts(Protocol):
+class AnyDrafter(Protocol):
     """The methods of `Drafter`, `HeadDrafter` and `PairDrafter` that the loop uses."""
 
     @property
@@ -67,7 +67,7 @@ class Drafts(Protocol):
 
 
 def serve(
-    drafter: Drafts,
+    drafter: AnyDrafter,
     wire: Wire,
     stopping: Callable[[], bool],
     publish: Callable[[], None] | None = None,
@@ -131,7 +131,7 @@ def serve(
         send()
 
 
-def _handle(drafter: Drafts, peer: Peer, message: ToSidecar, faults: Faults) -> None:
+def _handle(drafter: AnyDrafter, peer: Peer, message: ToSidecar, faults: Faults) -> None:
     try:
         drafter.handle(peer, message)
     except Exception as error:

@@ -24,7 +24,7 @@ MARLIN_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
-class Layer:
+class MarlinLayer:
     """A linear layer as SGLang runs it: q, k and v are one layer, and so are gate and up."""
 
     name: str
@@ -32,7 +32,7 @@ class Layer:
     outputs: int
 
 
-def layers(config: dict[str, Any]) -> list[Layer]:
+def layers(config: dict[str, Any]) -> list[MarlinLayer]:
     """The linear layers of a Llama-like model, from its config.json; empty for other models."""
     config = config.get("text_config") or config
     try:
@@ -43,10 +43,10 @@ def layers(config: dict[str, Any]) -> list[Layer]:
     head = config.get("head_dim") or hidden // heads
     shared = config.get("num_key_value_heads") or heads
     return [
-        Layer("qkv_proj", hidden, (heads + 2 * shared) * head),
-        Layer("o_proj", heads * head, hidden),
-        Layer("gate_up_proj", hidden, 2 * intermediate),
-        Layer("down_proj", intermediate, hidden),
+        MarlinLayer("qkv_proj", hidden, (heads + 2 * shared) * head),
+        MarlinLayer("o_proj", heads * head, hidden),
+        MarlinLayer("gate_up_proj", hidden, 2 * intermediate),
+        MarlinLayer("down_proj", intermediate, hidden),
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from sglang_qspec.engine.cpu import dense_linear
-from sglang_qspec.engine.cpu.quantized_layers import Head
+from sglang_qspec.engine.cpu.quantized_layers import LmHead
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.tools.models import DemoModels
@@ -64,7 +64,7 @@ def test_a_quantized_head_is_packed_again_after_a_load(monkeypatch: pytest.Monke
     """A load writes through `Parameter.data`, which changes no version of the weight."""
     weight = torch.nn.Parameter(torch.randn(64, 32), requires_grad=False)
     head: Any = SimpleNamespace(weight=weight)
-    hidden, method = torch.randn(1, 32), Head()
+    hidden, method = torch.randn(1, 32), LmHead()
     first = method.apply(head, hidden)
     weight.data.mul_(2.0)
     monkeypatch.setattr(dense_linear, "_load_count", dense_linear.load_count() + 1)

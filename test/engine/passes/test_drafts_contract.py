@@ -21,7 +21,7 @@ from sglang_qspec.policy import DraftUse, FirstTokens, PassTimes, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.tools.plan.clock import Clock, Signal
 from sglang_qspec.tools.plan.drafts import SimulatedDrafts
-from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.requests import SimulatedRequest
 from sglang_qspec.tools.plan.sidecar import Sidecar
 from sglang_qspec.tools.plan.trace import Arrival
 from sglang_qspec.trie import DraftTrees, Source
@@ -115,7 +115,7 @@ def of_the_planner() -> Case:
     sidecar = Sidecar(clock, tables, 0.0, ((1e6, 2e6),))
     server = sidecar.connect(Signal())
     drafts = SimulatedDrafts(clock, tables, server, np.random.default_rng(1))
-    request = Request(Arrival(0.0, 3, 40), np.ones(40, dtype=np.bool_), "a")
+    request = SimulatedRequest(Arrival(0.0, 3, 40), np.ones(40, dtype=np.bool_), "a")
     drafts.admit(request)
     clock.start(sidecar.run())
 
@@ -131,7 +131,7 @@ def of_the_planner() -> Case:
             finish_pass(drafts, ["a"], trees, [[]], [1])
 
     def join() -> None:
-        drafts.admit(Request(Arrival(0.0, 3, 60), np.ones(60, dtype=np.bool_), "b"))
+        drafts.admit(SimulatedRequest(Arrival(0.0, 3, 60), np.ones(60, dtype=np.bool_), "b"))
 
     def queue() -> None:
         drafts.others_wait = True

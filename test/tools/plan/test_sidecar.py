@@ -9,7 +9,7 @@ import pytest
 from sglang_qspec.config import SLOTS_ON_GPU, QSpecConfig
 from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
-from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.requests import SimulatedRequest
 from sglang_qspec.tools.plan.sidecar import Sidecar, TargetLink
 from sglang_qspec.tools.plan.trace import Arrival
 from test.tools.plan.examples import flat
@@ -17,9 +17,9 @@ from test.tools.plan.examples import flat
 STEP = 1.0
 
 
-def request(agreed: str = "1" * 20, prompt: int = 5) -> Request:
+def request(agreed: str = "1" * 20, prompt: int = 5) -> SimulatedRequest:
     right = np.array([char == "1" for char in agreed])
-    return Request(Arrival(0.0, prompt, len(agreed)), right)
+    return SimulatedRequest(Arrival(0.0, prompt, len(agreed)), right)
 
 
 class Driven:
@@ -43,7 +43,7 @@ class Driven:
     def connect(self) -> TargetLink:
         return self.sidecar.connect(Signal())
 
-    def commit(self, at: float, row: Request, done: int, lookahead: int = 4) -> None:
+    def commit(self, at: float, row: SimulatedRequest, done: int, lookahead: int = 4) -> None:
         def act() -> None:
             row.done = done
             self.server.lookahead = lookahead
@@ -51,7 +51,7 @@ class Driven:
 
         self.clock.call(at, act)
 
-    def seen(self, row: Request, times: list[float]) -> list[tuple[int, int]]:
+    def seen(self, row: SimulatedRequest, times: list[float]) -> list[tuple[int, int]]:
         """The draft at the target at each of these times."""
         found: list[tuple[int, int]] = []
         for time in times:

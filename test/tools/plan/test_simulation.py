@@ -11,7 +11,7 @@ import pytest
 
 from sglang_qspec.config import MODES
 from sglang_qspec.tools.measure.tables import HostGap, Tables
-from sglang_qspec.tools.plan.requests import Request, agreed_tokens
+from sglang_qspec.tools.plan.requests import SimulatedRequest, agreed_tokens
 from sglang_qspec.tools.plan.simulation import Group, GroupFigures, quantile, simulate
 from sglang_qspec.tools.plan.target import NONE
 from sglang_qspec.tools.plan.trace import Arrival, parse
@@ -149,7 +149,7 @@ def test_requests_that_were_served_before_do_not_count(pipeline: str) -> None:
 def test_measured_answers_keep_their_runs() -> None:
     agreed = agreed_tokens(["1110"], 10, np.random.default_rng(1))
     assert agreed.tolist() == [True, True, True, False] * 2 + [True, True]
-    request = Request(Arrival(0.0, 4, 10), agreed)
+    request = SimulatedRequest(Arrival(0.0, 4, 10), agreed)
     assert [request.next_wrong[place] for place in (0, 3, 4, 8, 10)] == [3, 3, 7, 10, 10]
     request.done = 1
     assert (request.right(1), request.right(5)) == (1, 2)

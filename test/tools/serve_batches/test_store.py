@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sglang_qspec.errors import BatchError, ClaimLostError, ConfigError
 from sglang_qspec.tools.serve_batches import store as stores
 from sglang_qspec.tools.serve_batches.database import PostgresDatabase, SqliteDatabase
-from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Purpose, Status
+from sglang_qspec.tools.serve_batches.objects import Batch, BatchStatus, FileObject, FilePurpose
 from sglang_qspec.tools.serve_batches.store import Store
 from test.tools.serve_batches.postgres import PASSWORD, Postgres, postgres
 
@@ -29,7 +29,7 @@ BATCH = Batch(
 Opened = Callable[[], Store]
 
 
-def file(number: int, purpose: Purpose = Purpose.INPUT) -> FileObject:
+def file(number: int, purpose: FilePurpose = FilePurpose.INPUT) -> FileObject:
     return FileObject(id=f"file-{number}", bytes=10, created_at=0, filename="name", purpose=purpose)
 
 
@@ -79,17 +79,17 @@ def gateways(url: str, stack: contextlib.ExitStack) -> Callable[[], Store]:
 
 
 def ended(batch: Batch) -> Batch:
-    return replace(batch, status=Status.COMPLETED)
+    return replace(batch, status=BatchStatus.COMPLETED)
 
 
 def cancelling(batch: Batch) -> Batch:
-    return replace(batch, status=Status.CANCELLING)
+    return replace(batch, status=BatchStatus.CANCELLING)
 
 
 def test_objects_are_kept_for_their_tenants_alone(opened: Opened) -> None:
     store = opened()
     store.add("red", file(1), BATCH)
-    store.add("red", file(2, Purpose.OUTPUT))
+    store.add("red", file(2, FilePurpose.OUTPUT))
     for tenant, kept in (("red", True), ("blue", False)):
         assert (store.get(FileObject, "file-1", tenant) == file(1)) is kept
         assert (store.get(Batch, "batch_1", tenant) == BATCH) is kept
@@ -97,7 +97,7 @@ def test_objects_are_kept_for_their_tenants_alone(opened: Opened) -> None:
         assert store.totals(Batch, tenant) == ((1, 0) if kept else (0, 0))
     assert store.get(Batch, "file-1", "red") is None
     assert store.running() == [BATCH]
-    assert opened().files() == [("red", file(1)), ("red", file(2, Purpose.OUTPUT))]
+    assert opened().files() == [("red", file(1)), ("red", file(2, FilePurpose.OUTPUT))]
     store.remove("file-1")
     assert store.get(FileObject, "file-1", "red") is None
 
@@ -105,8 +105,8 @@ def test_objects_are_kept_for_their_tenants_alone(opened: Opened) -> None:
 def test_pages_follow_each_other_in_both_orders(opened: Opened) -> None:
     store = opened()
     store.add("red", *(file(number) for number in range(5)))
-    store.add("red", file(9, Purpose.OUTPUT))
-    label = Purpose.INPUT.value
+    store.add("red", file(9, FilePurpose.OUTPUT))
+    label = FilePurpose.INPUT.value
     for ascending in (True, False):
         found: list[str] = []
         more = True
@@ -206,7 +206,7 @@ def test_a_batch_has_one_gateway_until_its_lease_is_over(
         second.change("red", BATCH.id, ended)
     second.change("red", BATCH.id, cancelling, anyone=True)
     ((_, seen),) = first.beat().batches
-    assert seen.status is Status.CANCELLING
+    assert seen.status is BatchStatus.CANCELLING
     monkeypatch.setattr(stores, "LEASE_S", -1)
     first.beat()
     monkeypatch.undo()

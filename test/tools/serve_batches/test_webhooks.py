@@ -15,7 +15,7 @@ from aiohttp import web
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.tools.serve_batches import webhooks
-from sglang_qspec.tools.serve_batches.objects import Batch, Status, encoded, event_of
+from sglang_qspec.tools.serve_batches.objects import Batch, BatchStatus, encoded, event_of
 from sglang_qspec.tools.serve_batches.store import Message
 from sglang_qspec.tools.serve_batches.webhooks import Webhook, Webhooks
 
@@ -27,7 +27,7 @@ BATCH = Batch(
     completion_window="24h",
     created_at=1,
     expires_at=2,
-    status=Status.COMPLETED,
+    status=BatchStatus.COMPLETED,
 )
 
 

@@ -15,9 +15,9 @@ from sglang_qspec.heads import checkpoint
 from sglang_qspec.tools.train_head import trainer
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
-from sglang_qspec.tools.train_head.target import Target, Text
+from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 from sglang_qspec.tools.train_head.texts import written
-from sglang_qspec.tools.train_head.training import DECAY, Batch, Teacher, depths, loss
+from sglang_qspec.tools.train_head.training import DECAY, PaddedTexts, Teacher, depths, loss
 from test.heads.tiny import VOCAB, Drafting, random_head, write_target
 
 CPU = torch.device("cpu")
@@ -34,10 +34,12 @@ def test_each_depth_computes_what_drafting_computes() -> None:
     head = random_head()
     torch.manual_seed(3)
     embedding = torch.randn(VOCAB, 64)
-    text = Text(torch.randint(VOCAB, (5,)).tolist(), torch.randint(VOCAB, (9,)).tolist(), True)
+    text = WrittenText(
+        torch.randint(VOCAB, (5,)).tolist(), torch.randint(VOCAB, (9,)).tolist(), True
+    )
     ids = text.token_ids
     states = torch.randn(1, len(ids), 3 * 64)
-    batch = Batch.of([text, Text([1], [2, 3], False)], CPU)  # the other one is padded
+    batch = PaddedTexts.of([text, WrittenText([1], [2, 3], False)], CPU)  # the other one is padded
     both = torch.cat((states, torch.randn_like(states)))
     with torch.inference_mode():
         outputs = depths(head, both, batch, embedding, DEPTH)
@@ -54,11 +56,14 @@ def test_each_depth_computes_what_drafting_computes() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_of_the_answers_tokens(target: Path) -> None:
-    model, head = Target(target, "float32"), random_head()
+    model, head = TargetModel(target, "float32"), random_head()
     known = head.target_ids[:7].tolist()
     unknown = min(set(range(VOCAB)) - set(head.target_ids.tolist()))
-    texts = [Text(known[:3], known[3:], True), Text(known[:1], [known[1], unknown], False)]
-    batch, teacher = Batch.of(texts, CPU), Teacher(model, head)
+    texts = [
+        WrittenText(known[:3], known[3:], True),
+        WrittenText(known[:1], [known[1], unknown], False),
+    ]
+    batch, teacher = PaddedTexts.of(texts, CPU), Teacher(model, head)
     states = model.states(batch.token_ids, (0, 1, 2))
     wanted = teacher.logits(states.last.clone()).softmax(-1)
     expected = 0.0
@@ -77,7 +82,9 @@ def test_the_loss_is_the_cross_entropy_of_the_answers_tokens(target: Path) -> No
 
 
 def test_rows_count_where_they_draft_the_answer() -> None:
-    batch = Batch.of([Text([1, 2, 3], [4, 5], True), Text([1], [2, 3, 4, 5, 6], False)], CPU)
+    batch = PaddedTexts.of(
+        [WrittenText([1, 2, 3], [4, 5], True), WrittenText([1], [2, 3, 4, 5, 6], False)], CPU
+    )
     assert batch.answers(0).tolist() == [
         [False, True, True, False, False, False],
         [True, True, True, True, False, False],
@@ -87,7 +94,7 @@ def test_rows_count_where_they_draft_the_answer() -> None:
 
 
 def test_the_target_shows_the_outputs_of_its_layers(target: Path) -> None:
-    model = Target(target, "float32")
+    model = TargetModel(target, "float32")
     ids = torch.tensor([[5, 6, 7, 8]])
     found: dict[int, torch.Tensor] = {}
     inner = model._model.base_model
@@ -130,7 +137,7 @@ def test_a_killed_training_goes_on(
         """Train, killed after `most` steps; returns the number of steps."""
         done = 0
 
-        def counting(self: trainer.Trainer, texts: list[Text]) -> float:
+        def counting(self: trainer.Trainer, texts: list[WrittenText]) -> float:
             nonlocal done
             if done == most:
                 raise KeyboardInterrupt
@@ -144,7 +151,7 @@ def test_a_killed_training_goes_on(
 
     steps = train("whole")
     assert train("killed", most=3) == 3
-    monkeypatch.setattr(Target, "answers", None)  # all texts are written
+    monkeypatch.setattr(TargetModel, "answers", None)  # all texts are written
     assert train("killed") == steps - 3
     whole, killed = (checkpoint.load(tmp_path / n, torch.float32, CPU) for n in ("whole", "killed"))
     for name, tensor in whole.state_dict().items():
@@ -152,7 +159,7 @@ def test_a_killed_training_goes_on(
 
 
 def test_texts_are_written_once(target: Path, tmp_path: Path) -> None:
-    model, path = Target(target, "float32"), tmp_path / "texts.jsonl"
+    model, path = TargetModel(target, "float32"), tmp_path / "texts.jsonl"
     prompts = PROMPTS[:40]
     given: Any = {"answers": 2, "tokens": 8, "seed": 1}
     texts = written(model, prompts, path, **given)

@@ -28,7 +28,7 @@ from sglang.srt.layers.quantization.utils import get_linear_quant_method
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from torch.nn import Module
 
-from sglang_qspec.engine.cpu.quantized_layers import AwqScheme, GptqScheme, Head, OnlineLinear
+from sglang_qspec.engine.cpu.quantized_layers import AwqScheme, GptqScheme, LmHead, OnlineLinear
 from sglang_qspec.errors import DraftModelError
 
 _ACT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -96,7 +96,7 @@ class GptqConfig(CPUGPTQConfig):
         if isinstance(layer, VocabParallelEmbedding) and not (
             isinstance(layer, ParallelLMHead) and self.lm_head_quantized
         ):
-            return Head()
+            return LmHead()
         method = get_linear_quant_method(self, layer, prefix, linear_method_cls=GPTQLinearMethod)
         return method or _other(layer, prefix)
 
@@ -151,7 +151,7 @@ def _other(layer: Module, prefix: str) -> QuantizeMethodBase | None:
             f"{prefix} is a mixture of experts, which the CPU backend cannot run with integer "
             "weights; use a dense draft model"
         )
-    return Head() if isinstance(layer, VocabParallelEmbedding) else None
+    return LmHead() if isinstance(layer, VocabParallelEmbedding) else None
 
 
 def _check_bits(layout: str, bits: int, allowed: tuple[int, ...]) -> None:

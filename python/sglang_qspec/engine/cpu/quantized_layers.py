@@ -50,7 +50,7 @@ class OnlineLinear(LinearMethodBase):
         return product
 
 
-class Head(UnquantizedEmbeddingMethod):
+class LmHead(UnquantizedEmbeddingMethod):
     """An unquantized embedding table. As an LM head it multiplies with an int8 copy of its weight.
 
     The first product makes the copy, because a table does not know whether it is tied to a head.

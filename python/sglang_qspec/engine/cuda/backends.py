@@ -23,7 +23,7 @@ _XQA = (9, 12)
 
 
 @dataclass(frozen=True)
-class Attention:
+class BackendAbilities:
     """What one attention backend can verify."""
 
     trees: bool = True
@@ -41,20 +41,20 @@ class Attention:
 
 
 _BACKENDS = {
-    "qspec_cpu": Attention(windows="trees", any_width=True),
-    "flashinfer": Attention(any_width=True),
-    "triton": Attention(windows="chains", any_width=True),
-    "fa3": Attention(ragged=True, windows="chains"),
-    "fa4": Attention(ragged=True, windows="chains"),
-    "trtllm_mha": Attention(trees=False, ragged=True),
+    "qspec_cpu": BackendAbilities(windows="trees", any_width=True),
+    "flashinfer": BackendAbilities(any_width=True),
+    "triton": BackendAbilities(windows="chains", any_width=True),
+    "fa3": BackendAbilities(ragged=True, windows="chains"),
+    "fa4": BackendAbilities(ragged=True, windows="chains"),
+    "trtllm_mha": BackendAbilities(trees=False, ragged=True),
 }
 
 
-def attention_of(backend: str, capability: int | None = None) -> Attention:
+def attention_of(backend: str, capability: int | None = None) -> BackendAbilities:
     """What `backend` can verify; `capability` is the major compute capability, None on a CPU."""
     if backend == "trtllm_mha" and capability in _XQA:
-        return Attention(trees=False)
-    return _BACKENDS.get(backend, Attention())
+        return BackendAbilities(trees=False)
+    return _BACKENDS.get(backend, BackendAbilities())
 
 
 def verify_backend(view: Any) -> str:

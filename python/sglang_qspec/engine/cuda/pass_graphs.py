@@ -109,7 +109,7 @@ class PassGraphs:
         return str(chosen)
 
     @property
-    def _attention(self) -> backends.Attention:
+    def _attention(self) -> backends.BackendAbilities:
         return backends.attention_of(self._backend)
 
     def _capture_all(self, wanted: list[int]) -> None:

@@ -11,7 +11,7 @@ from sglang_qspec.policy import FirstTokens, LastRequests, Sources
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
-from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.requests import SimulatedRequest
 from sglang_qspec.tools.plan.sidecar import TargetLink
 from sglang_qspec.trie import DraftTrees, Source
 
@@ -47,7 +47,7 @@ class SimulatedDrafts:
         self._clock, self._rng = clock, rng
         self._reports = reports
         self._again = tables.again if matches_again else 0.0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, SimulatedRequest] = {}
         self.others_wait = False
         """Whether the target has a queue of requests."""
 
@@ -56,7 +56,7 @@ class SimulatedDrafts:
         """Number of requests that are served now."""
         return len(self._requests)
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: SimulatedRequest) -> None:
         """Serve a request. Its prefill has given the first output token."""
         self.last_requests.arrive()
         self._requests[request.rid] = request
@@ -158,7 +158,7 @@ class SimulatedDrafts:
         """The source of all drafts of the present round."""
         return self.sidecar.source if self.sidecar.lookahead else Source.QUEUE
 
-    def _commit(self, request: Request, tokens: int) -> None:
+    def _commit(self, request: SimulatedRequest, tokens: int) -> None:
         """Add output tokens, and report them to the sidecar."""
         request.done += min(tokens, request.size - request.done)
         if request.done == request.size:
@@ -171,7 +171,7 @@ class SimulatedDrafts:
         elif self._reports:
             self._report(request)
 
-    def _report(self, request: Request) -> None:
+    def _report(self, request: SimulatedRequest) -> None:
         left = request.next_wrong[request.seen_begin] < request.done
         if self._again and left and self._rng.random() < self._again:
             # The text has left the queue draft, and matches a later place of it.

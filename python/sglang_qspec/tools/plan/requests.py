@@ -10,7 +10,7 @@ from sglang_qspec.tools.measure.tables import Agreement
 from sglang_qspec.tools.plan.trace import Arrival
 
 
-class Request:
+class SimulatedRequest:
     """One request. Positions count output tokens from 0.
 
     A draft begins at a position and has the draft model's tokens up to its end. Its tokens are the

@@ -16,7 +16,7 @@ from sglang_qspec.sidecar.batch_scheduler import (
 from sglang_qspec.sidecar.draft_queue import PROMPTS_AHEAD
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
-from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.requests import SimulatedRequest
 from sglang_qspec.trie import Source
 
 
@@ -27,11 +27,11 @@ class TargetLink:
     sidecar: Sidecar
     arrived: Signal
     """Wakes the target when draft tokens of a served request arrive."""
-    waiting: dict[Request, None] = field(default_factory=dict)
+    waiting: dict[SimulatedRequest, None] = field(default_factory=dict)
     """Waiting requests with an unfinished draft, in the order of arrival."""
-    growing: dict[Request, int] = field(default_factory=dict)
+    growing: dict[SimulatedRequest, int] = field(default_factory=dict)
     """Served requests with a draft shorter than its lookahead: the position of its end."""
-    served: dict[Request, int] = field(default_factory=dict)
+    served: dict[SimulatedRequest, int] = field(default_factory=dict)
     """Lookahead of each served request, in tokens."""
     used: float = 0.0
     """Drafting time, in seconds."""
@@ -60,7 +60,7 @@ class TargetLink:
         """Whether the next step is for waiting requests, while others have step drafts."""
         return not self.growing and any(self.served.values())
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         """Send a request that waits for the target."""
 
         def act() -> None:
@@ -70,7 +70,7 @@ class TargetLink:
 
         self.sidecar.send(act)
 
-    def commit(self, request: Request) -> None:
+    def commit(self, request: SimulatedRequest) -> None:
         """Send the output so far. Without lookahead the draft of the queue goes on alone."""
         known, lookahead = request.done, self.lookahead
 
@@ -92,12 +92,12 @@ class TargetLink:
 
         self.sidecar.send(act)
 
-    def close(self, request: Request) -> None:
+    def close(self, request: SimulatedRequest) -> None:
         """Forget a finished request."""
         for kept in (self.waiting, self.growing, self.served):
             kept.pop(request, None)
 
-    def go_on(self, request: Request) -> None:
+    def go_on(self, request: SimulatedRequest) -> None:
         """Extend the draft of a served request to its lookahead, or begin a new one."""
         if not request.follows:
             request.begin = request.end = request.known
@@ -107,7 +107,7 @@ class TargetLink:
             self.growing[request] = limit
             self.sidecar.wake()
 
-    def next_rows(self, most: int) -> list[Request]:
+    def next_rows(self, most: int) -> list[SimulatedRequest]:
         """Drafts that the next step extends, at most `most` of waiting requests.
 
         Those of served requests come first.
@@ -199,7 +199,7 @@ class Sidecar:
 
     def _next_step(
         self, links: Sequence[TargetLink]
-    ) -> tuple[list[tuple[TargetLink, Request]], int]:
+    ) -> tuple[list[tuple[TargetLink, SimulatedRequest]], int]:
         """The drafts that the next step extends, and the number of tokens that it reads.
 
         A step extends as many drafts as a sidecar with the default of `draft_slots`. A draft with
@@ -222,9 +222,11 @@ class Sidecar:
                 break
         return extended, most - left
 
-    def _finish(self, rows: Sequence[tuple[TargetLink, Request]], begins: Sequence[int]) -> None:
+    def _finish(
+        self, rows: Sequence[tuple[TargetLink, SimulatedRequest]], begins: Sequence[int]
+    ) -> None:
         """Add a token to each draft that no commit has replaced, and send the tokens."""
-        sent: list[tuple[TargetLink, Request, int, int]] = []
+        sent: list[tuple[TargetLink, SimulatedRequest, int, int]] = []
         for (link, row), begin in zip(rows, begins, strict=True):
             row.unread = 1  # the new token
             if row.begin != begin or row.finished is not None:
@@ -250,13 +252,15 @@ class Sidecar:
                     link.go_on(row)
 
 
-def _in_turn(links: Sequence[TargetLink], prompts: int) -> Iterator[tuple[TargetLink, Request]]:
+def _in_turn(
+    links: Sequence[TargetLink], prompts: int
+) -> Iterator[tuple[TargetLink, SimulatedRequest]]:
     """The next draft of each link in turn, at most `prompts` waiting ones of a link."""
     rows = [[(link, row) for row in link.next_rows(prompts)] for link in links]
     return (each for turn in zip_longest(*rows) for each in turn if each is not None)
 
 
-def _deliver(sent: Sequence[tuple[TargetLink, Request, int, int]]) -> None:
+def _deliver(sent: Sequence[tuple[TargetLink, SimulatedRequest, int, int]]) -> None:
     """Let draft tokens arrive at their targets, which wait for those of served requests alone."""
     for _, row, begin, end in sent:
         # The text may match a later place of the draft already.

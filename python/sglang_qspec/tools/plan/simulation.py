@@ -13,9 +13,9 @@ import numpy as np
 
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
-from sglang_qspec.tools.plan.requests import Request, agreed_tokens
+from sglang_qspec.tools.plan.requests import SimulatedRequest, agreed_tokens
 from sglang_qspec.tools.plan.sidecar import Sidecar
-from sglang_qspec.tools.plan.target import NONE, Counts, Target
+from sglang_qspec.tools.plan.target import NONE, PassCounts, SimulatedTarget
 from sglang_qspec.tools.plan.trace import Arrival
 
 LEAST_S = 1e-9
@@ -104,7 +104,7 @@ def simulate(
     sidecar = Sidecar(clock, tables, group.delay, group.outages)
     agreement = tables.agreement_of("queue" if group.pipeline == "queue" else "step")
     targets = [
-        Target(
+        SimulatedTarget(
             clock,
             tables,
             sidecar,
@@ -115,13 +115,13 @@ def simulate(
         for number in range(group.targets)
     ]
 
-    def send(part: Sequence[Arrival], key: int) -> list[Request]:
+    def send(part: Sequence[Arrival], key: int) -> list[SimulatedRequest]:
         requests = []
         for number, arrival in enumerate(part):
             rng = np.random.default_rng((group.seed, key, number))
             agreed = agreed_tokens(agreement, arrival.output, rng)
             arrival_here = arrival._replace(seconds=clock.now + arrival.seconds)
-            requests.append(Request(arrival_here, agreed, f"{key} {number}"))
+            requests.append(SimulatedRequest(arrival_here, agreed, f"{key} {number}"))
             target = targets[number % len(targets)]
             clock.call(arrival.seconds, partial(target.arrive, requests[-1]))
         return requests
@@ -136,7 +136,7 @@ def simulate(
             clock.run()
             sidecar.busy_seconds, sidecar.drafted = 0.0, 0
             for target in targets:
-                target.counts = Counts()
+                target.counts = PassCounts()
         began = clock.now
         requests = send(arrivals, 1)
         clock.run()
@@ -156,7 +156,10 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _figures(
-    requests: Sequence[Request], targets: Sequence[Target], sidecar: Sidecar, began: float
+    requests: Sequence[SimulatedRequest],
+    targets: Sequence[SimulatedTarget],
+    sidecar: Sidecar,
+    began: float,
 ) -> GroupFigures:
     ends = [request.finished for request in requests if request.finished is not None]
     assert len(ends) == len(requests)

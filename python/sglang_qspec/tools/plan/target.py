@@ -22,7 +22,7 @@ from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
 from sglang_qspec.tools.plan.drafts import RIGHT, SimulatedDrafts
-from sglang_qspec.tools.plan.requests import Request
+from sglang_qspec.tools.plan.requests import SimulatedRequest
 from sglang_qspec.tools.plan.sidecar import Sidecar
 
 PREFILL_TOKENS = 8192
@@ -32,7 +32,7 @@ NONE = "none"
 
 
 @dataclass
-class Counts:
+class PassCounts:
     """What a target has done."""
 
     passes: int = 0
@@ -73,7 +73,7 @@ class Captured:
         return self._widths
 
 
-class Target:
+class SimulatedTarget:
     """One target with `slots`; `pipeline` is NONE or one of `config.MODES`."""
 
     def __init__(
@@ -114,11 +114,11 @@ class Target:
         self._accounting = PassAccounting(self._drafts, runtime, clock.time, times=times)
         self._rounds = Rounds(self._drafts, runtime, times)
         self._halves = Halves()
-        self._queue: deque[Request] = deque()
-        self._running: list[Request] = []
-        self.counts = Counts()
+        self._queue: deque[SimulatedRequest] = deque()
+        self._running: list[SimulatedRequest] = []
+        self.counts = PassCounts()
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: SimulatedRequest) -> None:
         """Queue a request."""
         self._queue.append(request)
         self._link.submit(request)
@@ -136,7 +136,7 @@ class Target:
 
     def _prefill(self) -> Process:
         self._accounting.interrupt()
-        admitted: list[Request] = []
+        admitted: list[SimulatedRequest] = []
         tokens = 0
         while self._queue and len(self._running) + len(admitted) < self._slots:
             if admitted and tokens + self._queue[0].arrival.prompt > PREFILL_TOKENS:

@@ -23,7 +23,7 @@ from sglang_qspec.tools.serve_batches.objects import (
     ApiError,
     Batch,
     FileObject,
-    Purpose,
+    FilePurpose,
     encoded,
     page,
 )
@@ -109,8 +109,8 @@ class Api:
             upload, purpose = form.get("file"), form.get("purpose")
             if not isinstance(upload, UploadFile):
                 raise ApiError(400, "file is not there", param="file", code="invalid_value")
-            if purpose != Purpose.INPUT.value:
-                raise forms.wrong("purpose", purpose, repr(Purpose.INPUT.value))
+            if purpose != FilePurpose.INPUT.value:
+                raise forms.wrong("purpose", purpose, repr(FilePurpose.INPUT.value))
             anchor, seconds = (form.get(f"expires_after[{key}]") for key in ("anchor", "seconds"))
             life = None
             if anchor is not None or seconds is not None:
@@ -123,7 +123,7 @@ class Api:
     async def list_files(self, request: Request, tenant: Tenant) -> Response:
         """GET /v1/files."""
         query = request.query_params
-        purposes = [purpose.value for purpose in Purpose]
+        purposes = [purpose.value for purpose in FilePurpose]
         found, more = await self.service.page(
             FileObject,
             tenant,

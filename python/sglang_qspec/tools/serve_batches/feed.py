@@ -12,7 +12,7 @@ from sglang_qspec.policy.deadlines import Due, Lengths, Shares, Speed
 from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
 from sglang_qspec.tools.serve_batches.job import Job
-from sglang_qspec.tools.serve_batches.objects import Status
+from sglang_qspec.tools.serve_batches.objects import BatchStatus
 
 LINES_AHEAD = 8
 """Lines that were chosen and that no server has yet. With few of them a batch that becomes urgent
@@ -139,7 +139,7 @@ class Feed:
         self._shares.fade(seconds)
         for job in self._jobs.values():
             if job.deadline <= time.time():
-                job.stop(Status.EXPIRED)
+                job.stop(BatchStatus.EXPIRED)
             job.tick(seconds)
             if job.has_lines:
                 self._changed.set()

@@ -14,7 +14,7 @@ from sglang_qspec.tools.batch.line import Line
 from sglang_qspec.tools.batch.lines import Lines
 from sglang_qspec.tools.batch.results import Results
 from sglang_qspec.tools.batch.server import Reply, ReplyKind
-from sglang_qspec.tools.serve_batches.objects import Counts, Figures, Status
+from sglang_qspec.tools.serve_batches.objects import BatchStatus, Figures, RequestCounts
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Job:
         self.passes = self.passes_saved = 0
         self.over = asyncio.Event()
         """Set when all lines have a record, or when the job was stopped."""
-        self.stopped_as: Status | None = None
+        self.stopped_as: BatchStatus | None = None
         """The state for which the job was stopped."""
         self.was_dropped = False
         """Whether the job was stopped without a state for its batch."""
@@ -58,10 +58,10 @@ class Job:
         self._completed = len(results.answered) - results.failed
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RequestCounts:
         """Numbers of lines, by the records that are written."""
         total = self._lines.total or 0
-        return Counts(total=total, completed=self._completed, failed=self._failed)
+        return RequestCounts(total=total, completed=self._completed, failed=self._failed)
 
     def figures(self) -> Figures:
         """The speed of the batch, what drafts saved, and why no line is handed out."""
@@ -101,7 +101,7 @@ class Job:
         except BatchError as error:  # the input cannot be read any more
             logger.error("%s: %s", self.id, error)
             self.waits_for = str(error)
-            self.stop(Status.FAILED)
+            self.stop(BatchStatus.FAILED)
         self._exhausted = True
         self._check_over()
         return None
@@ -145,7 +145,7 @@ class Job:
         else:
             self._failed += 1
 
-    def stop(self, status: Status) -> None:
+    def stop(self, status: BatchStatus) -> None:
         """Hand out no more lines, and write no more replies. The batch gets this `status`."""
         if not self.over.is_set():
             self.stopped_as = status

@@ -28,12 +28,12 @@ from sglang_qspec.tools.serve_batches.files import Files
 from sglang_qspec.tools.serve_batches.job import RETRY_S, Job
 from sglang_qspec.tools.serve_batches.objects import (
     Batch,
-    Counts,
+    BatchStatus,
     Errors,
     FileObject,
+    FilePurpose,
     LineError,
-    Purpose,
-    Status,
+    RequestCounts,
     new_id,
 )
 from sglang_qspec.tools.serve_batches.state import State
@@ -93,7 +93,7 @@ class Lives:
         Raises BatchError and OSError if the disk does not take the records.
         """
         batch = await self._state.change(tenant, id, lambda batch: batch)
-        if batch.status is Status.VALIDATING:
+        if batch.status is BatchStatus.VALIDATING:
             batch = await self._validate(tenant, batch)
         if batch.finalizing_at is None and not batch.status.is_final:
             batch = await self._answer(tenant, batch)
@@ -116,14 +116,14 @@ class Lives:
         planned = self._feed.seconds(tokens, batch.expires_at)
 
         def change(batch: Batch) -> Batch:
-            if batch.status is not Status.VALIDATING:
+            if batch.status is not BatchStatus.VALIDATING:
                 return batch
             if errors:
                 found = Errors(data=errors)
-                return replace(batch, status=Status.FAILED, failed_at=now, errors=found)
+                return replace(batch, status=BatchStatus.FAILED, failed_at=now, errors=found)
             figures = replace(batch.qspec, planned_seconds=planned)
-            status = Status.IN_PROGRESS
-            counts = Counts(total=lines.total or 0)
+            status = BatchStatus.IN_PROGRESS
+            counts = RequestCounts(total=lines.total or 0)
             return replace(
                 batch, status=status, in_progress_at=now, qspec=figures, request_counts=counts
             )
@@ -164,31 +164,31 @@ class Lives:
             stack.callback(job.close)
             await asyncio.to_thread(lines.scan)
             if batch.expires_at <= time.time():
-                job.stop(Status.EXPIRED)
+                job.stop(BatchStatus.EXPIRED)
             self._feed.add(job)
             stack.callback(self._feed.remove, job)
             batch = await self._state.change(tenant, batch.id, lambda batch: batch)
-            if batch.status is Status.CANCELLING:  # before the feed had the job
-                job.stop(Status.CANCELLED)
+            if batch.status is BatchStatus.CANCELLING:  # before the feed had the job
+                job.stop(BatchStatus.CANCELLED)
             await job.over.wait()
             if job.was_dropped:
                 raise BatchError("another gateway may serve it")
-            if job.stopped_as is Status.EXPIRED:
+            if job.stopped_as is BatchStatus.EXPIRED:
                 reason = "the request could not be answered before the completion window expired"
                 await job.leave_out("batch_expired", reason)
         now = int(time.time())
         counts, figures = job.counts, job.figures()
 
         def change(batch: Batch) -> Batch:
-            if job.stopped_as is Status.EXPIRED:
+            if job.stopped_as is BatchStatus.EXPIRED:
                 batch = replace(batch, expired_at=now)
-            if job.stopped_as is Status.FAILED:
+            if job.stopped_as is BatchStatus.FAILED:
                 error = LineError(code="file_unreadable", message=job.waits_for or "")
                 batch = replace(batch, failed_at=now, errors=Errors(data=[error]))
-            cancelled = batch.status is Status.CANCELLING
+            cancelled = batch.status is BatchStatus.CANCELLING
             return replace(
                 batch,
-                status=batch.status if cancelled else Status.FINALIZING,
+                status=batch.status if cancelled else BatchStatus.FINALIZING,
                 finalizing_at=now,
                 request_counts=counts,
                 output_file_id=new_id("file-") if counts.completed else None,
@@ -219,7 +219,7 @@ class Lives:
                 bytes=await asyncio.to_thread(self._files.keep, path, id),
                 created_at=now,
                 filename=name.format(batch.id),
-                purpose=Purpose.OUTPUT,
+                purpose=FilePurpose.OUTPUT,
                 expires_at=None if life is None else now + life,
             )
             if self._bucket is not None:
@@ -240,9 +240,9 @@ def object_name(tenant: str, file: FileObject) -> str:
 def _final(batch: Batch, now: int) -> Batch:
     """A finalized batch in its final state."""
     if batch.failed_at is not None:
-        return replace(batch, status=Status.FAILED)
+        return replace(batch, status=BatchStatus.FAILED)
     if batch.expired_at is not None:
-        return replace(batch, status=Status.EXPIRED)
+        return replace(batch, status=BatchStatus.EXPIRED)
     if batch.cancelling_at is not None:
-        return replace(batch, status=Status.CANCELLED, cancelled_at=now)
-    return replace(batch, status=Status.COMPLETED, completed_at=now)
+        return replace(batch, status=BatchStatus.CANCELLED, cancelled_at=now)
+    return replace(batch, status=BatchStatus.COMPLETED, completed_at=now)

@@ -40,14 +40,14 @@ class ApiError(QSpecError):
         }
 
 
-class Purpose(Enum):
+class FilePurpose(Enum):
     """What a file is for."""
 
     INPUT = "batch"
     OUTPUT = "batch_output"
 
 
-class Status(Enum):
+class BatchStatus(Enum):
     """The states of a batch. Those from COMPLETED on are final."""
 
     VALIDATING = "validating"
@@ -62,7 +62,12 @@ class Status(Enum):
     @property
     def is_final(self) -> bool:
         """Whether nothing changes the batch any more."""
-        return self in (Status.COMPLETED, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
+        return self in (
+            BatchStatus.COMPLETED,
+            BatchStatus.FAILED,
+            BatchStatus.EXPIRED,
+            BatchStatus.CANCELLED,
+        )
 
 
 class FileObject(msgspec.Struct, kw_only=True, frozen=True):
@@ -72,13 +77,13 @@ class FileObject(msgspec.Struct, kw_only=True, frozen=True):
     bytes: int
     created_at: int
     filename: str
-    purpose: Purpose
+    purpose: FilePurpose
     expires_at: int | None = None
     object: Literal["file"] = "file"
     status: Literal["processed"] = "processed"
 
 
-class Counts(msgspec.Struct, kw_only=True, frozen=True):
+class RequestCounts(msgspec.Struct, kw_only=True, frozen=True):
     """Numbers of lines of a batch."""
 
     total: int = 0
@@ -152,8 +157,8 @@ class Batch(msgspec.Struct, kw_only=True, frozen=True):
     completion_window: str
     created_at: int
     expires_at: int
-    status: Status = Status.VALIDATING
-    request_counts: Counts = Counts()
+    status: BatchStatus = BatchStatus.VALIDATING
+    request_counts: RequestCounts = RequestCounts()
     usage: Usage | None = None
     errors: Errors | None = None
     output_file_id: str | None = None

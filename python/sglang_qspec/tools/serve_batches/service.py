@@ -29,9 +29,9 @@ from sglang_qspec.tools.serve_batches.metrics import Metrics
 from sglang_qspec.tools.serve_batches.objects import (
     ApiError,
     Batch,
+    BatchStatus,
     FileObject,
-    Purpose,
-    Status,
+    FilePurpose,
     new_id,
 )
 from sglang_qspec.tools.serve_batches.shared_server import SharedServer
@@ -140,8 +140,8 @@ class Service:
         for job in self.feed.jobs:
             if job.id not in batches:
                 job.drop()
-            elif batches[job.id].status is Status.CANCELLING:
-                job.stop(Status.CANCELLED)
+            elif batches[job.id].status is BatchStatus.CANCELLING:
+                job.stop(BatchStatus.CANCELLED)
         for tenant, batch in claimed.batches:
             self._serve_soon(tenant, batch)
 
@@ -243,7 +243,7 @@ class Service:
             bytes=size,
             created_at=now,
             filename=filename,
-            purpose=Purpose.INPUT,
+            purpose=FilePurpose.INPUT,
             expires_at=None if seconds is None else now + seconds,
         )
         try:
@@ -277,7 +277,7 @@ class Service:
 
     async def _remove_file(self, tenant: str, file: FileObject) -> None:
         """Remove a file and its copy. Raises BatchError."""
-        if self._bucket is not None and file.purpose is Purpose.OUTPUT:
+        if self._bucket is not None and file.purpose is FilePurpose.OUTPUT:
             await asyncio.to_thread(self._bucket.remove, object_name(tenant, file))
         await self._state.remove(file.id)
         await asyncio.to_thread(self._files.remove, file.id)
@@ -291,7 +291,7 @@ class Service:
     async def create_batch(self, tenant: Tenant, asked: NewBatch) -> Batch:
         """Begin a batch. Raises ApiError."""
         file = await self._state.get(FileObject, asked.input_file_id, tenant.name)
-        if file is None or file.purpose is not Purpose.INPUT:
+        if file is None or file.purpose is not FilePurpose.INPUT:
             message = f"input_file_id is {asked.input_file_id!r}, but no file of purpose 'batch'"
             raise ApiError(400, message, param="input_file_id", code="invalid_value")
         held = await self._state.totals(Batch, tenant.name)
@@ -321,17 +321,17 @@ class Service:
         await self.get(Batch, tenant, id)
 
         def change(batch: Batch) -> Batch:
-            if batch.status.is_final or batch.status is Status.FINALIZING:
+            if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
                 message = f"the batch is {batch.status.value} and cannot be cancelled"
                 raise ApiError(409, message, code="batch_not_running")
-            if batch.status is Status.CANCELLING:
+            if batch.status is BatchStatus.CANCELLING:
                 return batch
-            return replace(batch, status=Status.CANCELLING, cancelling_at=int(time.time()))
+            return replace(batch, status=BatchStatus.CANCELLING, cancelling_at=int(time.time()))
 
         batch = await self._state.change(tenant.name, id, change, anyone=True)
         job = self.feed.job(id)
         if job is not None:
-            job.stop(Status.CANCELLED)
+            job.stop(BatchStatus.CANCELLED)
         return batch
 
     def _now(self, found: Kind) -> Kind:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sglang_qspec.tools.serve_batches.objects import Batch, FileObject, Object
-from sglang_qspec.tools.serve_batches.store import Claimed, Kind, Message, Store, Totals
+from sglang_qspec.tools.serve_batches.store import Claimed, Kind, Message, Store, StoredTotals
 
 Result = TypeVar("Result")
 
@@ -69,7 +69,7 @@ class State:
         """As `Store.files`."""
         return await self._call(self._store.files)
 
-    async def totals(self, kind: type[Object], tenant: str) -> Totals:
+    async def totals(self, kind: type[Object], tenant: str) -> StoredTotals:
         """As `Store.totals`."""
         return await self._call(lambda: self._store.totals(kind, tenant))
 

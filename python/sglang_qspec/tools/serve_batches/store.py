@@ -21,15 +21,15 @@ from sglang_qspec.errors import ClaimLostError, ConfigError
 from sglang_qspec.tools.serve_batches.database import Database, Execute
 from sglang_qspec.tools.serve_batches.objects import (
     Batch,
+    BatchStatus,
     FileObject,
     Object,
-    Status,
     encoded,
     event_of,
     new_id,
 )
 
-RUNNING = ", ".join(f"'{status.value}'" for status in Status if not status.is_final)
+RUNNING = ", ".join(f"'{status.value}'" for status in BatchStatus if not status.is_final)
 IS_RUNNING = f"kind = 'batch' AND label IN ({RUNNING})"
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS objects (
@@ -79,7 +79,7 @@ class Message(NamedTuple):
     """Number of attempts."""
 
 
-class Totals(NamedTuple):
+class StoredTotals(NamedTuple):
     """What a tenant has of one kind."""
 
     number: int
@@ -314,7 +314,7 @@ class Store:
             rows = execute("SELECT tenant, body FROM objects WHERE kind = 'file'", ())
         return [(tenant, msgspec.json.decode(body, type=FileObject)) for tenant, body in rows]
 
-    def totals(self, kind: type[Object], tenant: str) -> Totals:
+    def totals(self, kind: type[Object], tenant: str) -> StoredTotals:
         """Number and size of a tenant's files, or the number of its running batches."""
         where = IS_RUNNING if kind is Batch else "kind = 'file'"
         with self._database.transaction() as execute:
@@ -323,7 +323,7 @@ class Store:
                 "AND tenant = ?",
                 (tenant,),
             )
-        return Totals(count, int(size))
+        return StoredTotals(count, int(size))
 
     def close(self) -> None:
         """Close the database."""

@@ -16,7 +16,7 @@ from sglang_qspec.policy.pipelines import estimates
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.table import aligned
 from sglang_qspec.tools.theory import plot
-from sglang_qspec.tools.theory.fit import FittedModel, Prediction, fit, predict
+from sglang_qspec.tools.theory.fit import FittedModel, PredictedResult, fit, predict
 from sglang_qspec.tools.theory.results import read_results
 
 NEEDED = ("alpha", "k", "verify_ms", "draft_ms", "in_flight")
@@ -134,7 +134,7 @@ def _points(curve: Curve) -> str:
     return ", ".join(f"{1e3 * seconds:.1f} ms (b={requests})" for requests, seconds in points)
 
 
-def _table(predicted: Sequence[Prediction]) -> list[tuple[str, ...]]:
+def _table(predicted: Sequence[PredictedResult]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [
         ("pipeline", "k", "in flight", "accept", "model", "tokens/s", "model", "error", "")
     ]
@@ -156,7 +156,7 @@ def _table(predicted: Sequence[Prediction]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _errors(predicted: Sequence[Prediction]) -> str:
+def _errors(predicted: Sequence[PredictedResult]) -> str:
     """The errors of all predicted rows, then of each pipeline, one line each."""
     unseen = [each for each in predicted if not each.fitted]
     if not unseen:
@@ -170,7 +170,7 @@ def _errors(predicted: Sequence[Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _spread(predicted: Sequence[Prediction]) -> str:
+def _spread(predicted: Sequence[PredictedResult]) -> str:
     errors = [100 * abs(each.error) for each in predicted]
     return f"median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %"
 

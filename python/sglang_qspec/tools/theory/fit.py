@@ -83,7 +83,7 @@ class FittedModel:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedResult:
     """A measured result and its prediction."""
 
     result: Result
@@ -100,10 +100,10 @@ class Prediction:
         return self.estimate.rate / self.result.tokens_per_s - 1.0
 
 
-def predict(model: FittedModel, results: Iterable[Result]) -> list[Prediction]:
+def predict(model: FittedModel, results: Iterable[Result]) -> list[PredictedResult]:
     """Measurement and prediction of every result that the model can predict."""
     found = [(result, model.estimate(result)) for result in results]
-    return [Prediction(result, estimate) for result, estimate in found if estimate is not None]
+    return [PredictedResult(result, estimate) for result, estimate in found if estimate is not None]
 
 
 def fit(results: Sequence[Result]) -> FittedModel:

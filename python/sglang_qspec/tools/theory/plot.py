@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_qspec.tools import picture
-from sglang_qspec.tools.theory.fit import Prediction
+from sglang_qspec.tools.theory.fit import PredictedResult
 
 BAND = 0.15
 """Relative error of the shaded band, within which a prediction counts as near."""
 
 
-def write(predicted: Sequence[Prediction], path: Path) -> None:
+def write(predicted: Sequence[PredictedResult], path: Path) -> None:
     """Write a PNG with one point per prediction, on the diagonal if it is exact."""
     rates = [rate for each in predicted for rate in (each.result.tokens_per_s, each.estimate.rate)]
     ends = [0.9 * min(rates), 1.1 * max(rates)]

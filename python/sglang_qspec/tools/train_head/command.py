@@ -125,7 +125,7 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     from sglang_qspec.heads import checkpoint  # torch takes seconds
     from sglang_qspec.heads.config import for_target
     from sglang_qspec.tools.train_head.new_head import frequent_ids, new_head
-    from sglang_qspec.tools.train_head.target import Target
+    from sglang_qspec.tools.train_head.target import TargetModel
     from sglang_qspec.tools.train_head.texts import written
     from sglang_qspec.tools.train_head.trainer import Trainer, mixed_precision
     from sglang_qspec.tools.train_head.training import fit
@@ -141,7 +141,7 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     head_config = for_target(config, number, training.layers)
     check_intact(model)
     folder = _kept(model, output, prompts, training)
-    target = Target(model, training.dtype)
+    target = TargetModel(model, training.dtype)
     given = {"answers": training.answers, "tokens": training.tokens, "seed": training.seed}
     texts = written(target, prompts, folder / "texts.jsonl", **given)
     held = [texts[place] for place in range(0, len(prompts), HELD_OUT)]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sglang_qspec.heads.config import HeadConfig
 from sglang_qspec.heads.model import Head
-from sglang_qspec.tools.train_head.target import Target, Text
+from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 
 
-def frequent_ids(texts: Sequence[Text], number: int) -> Tensor:
+def frequent_ids(texts: Sequence[WrittenText], number: int) -> Tensor:
     """The ids that answers have most often, int64 [number] in rising order.
 
     If they have fewer ids, the lowest ones are added: tokenizers give them to frequent tokens.
@@ -27,7 +27,7 @@ def frequent_ids(texts: Sequence[Text], number: int) -> Tensor:
     return torch.tensor(sorted(ids), dtype=torch.int64)
 
 
-def new_head(config: HeadConfig, ids: Tensor, target: Target) -> Head:
+def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> Head:
     """A head that drafts `ids`, int64 [draft ids] in rising order.
 
     Its last norm and its LM head are the target's; everything else is random.

@@ -17,7 +17,7 @@ PAD = 0
 """Token id of padding, which the attention mask or the causal order hides."""
 
 
-class Text(NamedTuple):
+class WrittenText(NamedTuple):
     """A prompt with an answer of the target, as token ids."""
 
     prompt: list[int]
@@ -31,7 +31,7 @@ class Text(NamedTuple):
         return [*self.prompt, *self.answer]
 
 
-class States(NamedTuple):
+class TargetStates(NamedTuple):
     """What the target computes along some texts."""
 
     read: Tensor
@@ -40,7 +40,7 @@ class States(NamedTuple):
     """The states that the target's LM head reads, [texts, tokens, width]."""
 
 
-class Target:
+class TargetModel:
     """A causal language model."""
 
     def __init__(self, folder: Path, dtype: str = "auto") -> None:
@@ -123,7 +123,7 @@ class Target:
         return [_until(row, stops) for row in found[:, longest:].tolist()]
 
     @torch.inference_mode()
-    def states(self, ids: Tensor, layers: Sequence[int]) -> States:
+    def states(self, ids: Tensor, layers: Sequence[int]) -> TargetStates:
         """The outputs of `layers`, and of all layers, along texts, int64 [texts, tokens].
 
         Padding follows the texts, so causal attention hides it.
@@ -131,7 +131,7 @@ class Target:
         found = self._model.base_model(ids, use_cache=False, output_hidden_states=True)
         # Number 0 are the embeddings, and the last one follows the last norm.
         states = found.hidden_states
-        return States(torch.cat([states[layer + 1] for layer in layers], -1), states[-1])
+        return TargetStates(torch.cat([states[layer + 1] for layer in layers], -1), states[-1])
 
 
 def _until(token_ids: list[int], stops: frozenset[int]) -> list[int]:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_qspec.tools.train_head.target import Target, Text
+from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 
 AT_ONCE = 32
 """Answers that the target writes at once."""
 
 
 def written(
-    target: Target,
+    target: TargetModel,
     prompts: Sequence[str],
     path: Path,
     *,
     answers: int,
     tokens: int,
     seed: int,
-) -> list[Text]:
+) -> list[WrittenText]:
     """A greedy answer to each prompt, and `answers` - 1 sampled ones, of at most `tokens` tokens.
 
     The texts that the file at `path` has already are not written again.
@@ -38,7 +38,7 @@ def written(
             asked = [ids[place] for _, place in part]
             found = target.answers(asked, tokens, greedy=greedy, seed=seed + len(texts))
             for prompt, answer in zip(asked, found, strict=True):
-                texts.append(Text(prompt, answer, greedy))
+                texts.append(WrittenText(prompt, answer, greedy))
                 file.write(msgspec.json.encode(texts[-1]) + b"\n")
             file.flush()
             progress.update(len(part))
@@ -54,7 +54,7 @@ def _parts(jobs: Sequence[tuple[int, int]], begin: int) -> Iterator[list[tuple[i
         begin += len(part)
 
 
-def _read(path: Path) -> list[Text]:
+def _read(path: Path) -> list[WrittenText]:
     """The texts of a file; a torn last line is cut off."""
     if not path.exists():
         return []
@@ -62,4 +62,4 @@ def _read(path: Path) -> list[Text]:
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         path.write_bytes(whole)
-    return [msgspec.json.decode(line, type=Text) for line in whole.splitlines()]
+    return [msgspec.json.decode(line, type=WrittenText) for line in whole.splitlines()]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from sglang_qspec.heads.model import Head
-from sglang_qspec.tools.train_head.target import Target, Text
-from sglang_qspec.tools.train_head.training import Batch, Teacher, loss
+from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
+from sglang_qspec.tools.train_head.training import PaddedTexts, Teacher, loss
 
 RATE = 1e-3
 """Highest learning rate."""
@@ -31,8 +31,8 @@ class Trainer:
     def __init__(
         self,
         head: Head,
-        target: Target,
-        texts: Sequence[Text],
+        target: TargetModel,
+        texts: Sequence[WrittenText],
         *,
         layers: Sequence[int],
         epochs: int,
@@ -71,12 +71,12 @@ class Trainer:
                     written = time.monotonic()
         self._keep(kept)
 
-    def _step(self, texts: Sequence[Text]) -> float:
+    def _step(self, texts: Sequence[WrittenText]) -> float:
         """One step; returns its loss."""
         self.head.train()
         for group in self._optimizer.param_groups:
             group["lr"] = RATE * _factor(self._done / self.steps)
-        batch = Batch.of(texts, self._target.device)
+        batch = PaddedTexts.of(texts, self._target.device)
         with mixed_precision(self._target):
             value = loss(self.head, self._teacher, self._target, batch, self._layers, self._depth)
         self._optimizer.zero_grad()
@@ -85,11 +85,11 @@ class Trainer:
         self._optimizer.step()
         return value.item()
 
-    def _batches(self, epoch: int) -> Iterator[list[Text]]:
+    def _batches(self, epoch: int) -> Iterator[list[WrittenText]]:
         """The texts of an epoch in random order, those of a step of similar lengths."""
         rng = random.Random(self._seed + epoch)
         texts = sorted(self._texts, key=lambda text: len(text.token_ids) + 16 * rng.random())
-        found: list[list[Text]] = [[]]
+        found: list[list[WrittenText]] = [[]]
         for text in texts:
             if (len(found[-1]) + 1) * len(text.token_ids) > self._batch_tokens and found[-1]:
                 found.append([])
@@ -116,7 +116,7 @@ class Trainer:
         self._done = state["done"]
 
 
-def mixed_precision(target: Target) -> torch.autocast:
+def mixed_precision(target: TargetModel) -> torch.autocast:
     """Products in 16 bits, if the target computes in 16 bits."""
     return torch.autocast(target.device.type, torch.bfloat16, enabled=target.is_fast)
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from sglang_qspec.heads.model import Head
-from sglang_qspec.tools.train_head.target import PAD, Target, Text
+from sglang_qspec.tools.train_head.target import PAD, TargetModel, WrittenText
 
 DECAY = 0.8
 """Weight of the loss at a depth over that at the depth before."""
 
 
-class Batch(NamedTuple):
+class PaddedTexts(NamedTuple):
     """Texts of one step, padded to the longest."""
 
     token_ids: Tensor
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     """Whether the answers are greedy, bool [texts]."""
 
     @classmethod
-    def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
+    def of(cls, texts: Sequence[WrittenText], device: torch.device) -> PaddedTexts:
         """The batch of some texts."""
         ids = torch.full((len(texts), max(len(each.token_ids) for each in texts)), PAD)
         for row, text in enumerate(texts):
@@ -64,11 +64,11 @@ class Batch(NamedTuple):
 
 
 def depths(
-    head: Head, states: Tensor, batch: Batch, embedding: Tensor, most: int
+    head: Head, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
 ) -> Iterator[Tensor]:
     """The head's outputs at each depth below `most`, [texts, tokens, width].
 
-    `states` are those that the head reads (`target.States`), and `embedding` is the target's.
+    `states` are those that the head reads (`target.TargetStates`), and `embedding` is the target's.
     """
     hidden = head.project(states)
     size = batch.token_ids.shape[1]
@@ -96,7 +96,7 @@ def depths(
 class Teacher:
     """The distributions of the target that a head learns, over the ids that it drafts."""
 
-    def __init__(self, target: Target, head: Head) -> None:
+    def __init__(self, target: TargetModel, head: Head) -> None:
         self._lm_head = target.lm_head[head.target_ids].clone()
         self._knows = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=target.device)
         self._knows[head.target_ids] = True
@@ -111,7 +111,12 @@ class Teacher:
 
 
 def loss(
-    head: Head, teacher: Teacher, target: Target, batch: Batch, layers: Sequence[int], most: int
+    head: Head,
+    teacher: Teacher,
+    target: TargetModel,
+    batch: PaddedTexts,
+    layers: Sequence[int],
+    most: int,
 ) -> Tensor:
     """The loss over all depths below `most`: how far the head's distributions are off.
 
@@ -134,7 +139,7 @@ def loss(
     return total
 
 
-class Fit(NamedTuple):
+class HeadFit(NamedTuple):
     """How well a head drafts along greedy answers of its target."""
 
     right: list[float]
@@ -149,12 +154,14 @@ class Fit(NamedTuple):
 
 
 @torch.inference_mode()
-def fit(head: Head, target: Target, texts: Sequence[Text], layers: Sequence[int], most: int) -> Fit:
+def fit(
+    head: Head, target: TargetModel, texts: Sequence[WrittenText], layers: Sequence[int], most: int
+) -> HeadFit:
     """Judge a head by greedy answers that it was not trained with."""
     ids = head.target_ids
     right, accepted, rows = [0] * most, [0] * most, [0] * most
     for text in texts:
-        batch = Batch.of([text], target.device)
+        batch = PaddedTexts.of([text], target.device)
         states = target.states(batch.token_ids, layers)
         begin = batch.answers(0) & batch.answers(most - 1)  # a token of the answer at each depth
         chain = begin
@@ -166,7 +173,7 @@ def fit(head: Head, target: Target, texts: Sequence[Text], layers: Sequence[int]
             right[depth] += int(is_right.sum())
             accepted[depth] += int(chain.sum())
             rows[depth] += int(begin.sum())
-    return Fit(_shares(right, rows), _shares(accepted, rows))
+    return HeadFit(_shares(right, rows), _shares(accepted, rows))
 
 
 def _shares(counts: Sequence[int], rows: Sequence[int]) -> list[float]:
