@@ -30,6 +30,8 @@ class Postgres:
         self._data, self._programs, self._user = folder / "data", programs, user
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self.names: list[str] = []
+        """The databases of `new_url`."""
         password = folder / "password"
         password.write_text(PASSWORD)
         if user is not None:
@@ -51,6 +53,7 @@ class Postgres:
 
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
+        self.names.append(name)
         return self.url(name)
 
     def start(self) -> None:
