@@ -13,6 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_qspec.tools.serve_batches.database import SCHEMA_NAME
 from sglang_qspec.tools.serve_batches.store import LEASE_S
 from test.tools.batch.fake_server import HALF, FakeServer, text_of
 from test.tools.batch.fakes import serving
@@ -175,8 +176,9 @@ def test_a_gateway_that_ends_leaves_its_batches_at_once(
     assert ending.process is not None
     ending.process.send_signal(signal.SIGTERM)
     ending.process.wait(60)
+    alive = f"SELECT COUNT(*) FROM {SCHEMA_NAME}.gateways WHERE alive_until > 0"
     with psycopg.connect(server.url(server.names[-1])) as connection:
-        ((living,),) = connection.execute("SELECT COUNT(*) FROM gateways WHERE alive_until > 0")
+        ((living,),) = connection.execute(alive.encode())
     assert living == 1  # so the other one takes the batch with its next beat
     done = ended(other.client(), batch.id)
     check_answers(other.client(), done.output_file_id, prompts)
