@@ -177,6 +177,13 @@ class QSpecConfig:
         "folder of a head that drafts for running requests, beside a draft model that drafts for "
         "waiting ones; a head without a draft model is the --speculative-draft-model-path",
     )
+    jacobi_tokens: int = _setting(
+        0,
+        values.whole(0, 15),
+        "number of tokens of a guessed continuation that the passes of the target improve by "
+        "themselves, without a draft model (Jacobi iteration, as in lookahead decoding); 0 for "
+        "none. A pass has them where its further rows cost little",
+    )
     cores: str = _setting(
         AUTO_CORES,
         values.cores(AUTO_CORES, SHARED_CORES),

@@ -25,6 +25,8 @@ class Source(IntEnum):
     served."""
     HEAD = 5
     """A step draft of a head, from the target's hidden states."""
+    JACOBI = 6
+    """A guess that the target's own passes improve."""
 
 
 OF_STEPS = frozenset((Source.STEP, Source.HEAD))
@@ -38,6 +40,7 @@ DESCRIPTIONS = {
     Source.OUTPUT: "looked up in the earlier output",
     Source.STEP: "drafted by the sidecar while the request ran",
     Source.HEAD: "drafted by the sidecar's head from the target's hidden states",
+    Source.JACOBI: "guessed, and improved by earlier passes of the target",
 }
 """What `qspec show` says of a token of each source."""
 SOURCES = tuple(source.name.lower() for source in Source)

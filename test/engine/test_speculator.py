@@ -4,6 +4,7 @@ import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.draft_source import OF_SIDECAR, OF_STEPS
+from sglang_qspec.engine.requests.jacobi import STRIDE
 from sglang_qspec.engine.requests.live_request import Tally
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
@@ -97,9 +98,10 @@ def test_output_of_passes_without_drafts_is_reported_and_drafted_from(
 def test_a_request_uses_the_sources_that_it_names_and_no_others(
     link: FakeSidecarLink, source: Source
 ) -> None:
-    active = connect(link, of_head=source is Source.HEAD)
+    active = connect(link, of_head=source is Source.HEAD, jacobi_tokens=2)
     custom_params = {"qspec_sources": [source.name.lower()], "qspec_guess_ids": [300, 8, 20, 21]}
-    enqueue(active, prompt_ids=[6, 300, 8, 400, 7], custom_params=custom_params)
+    prompt_ids = [6, 300, 8, 400, 7]
+    enqueue(active, prompt_ids=prompt_ids, custom_params=custom_params)
     poll(active)
     output_ids = [8] if source is Source.QUEUE else [300, 8, 500, 300, 8]
     tree = tree_of(active, "a", output_ids, 6)
@@ -108,7 +110,8 @@ def test_a_request_uses_the_sources_that_it_names_and_no_others(
         link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 5, 0, [600]))
         poll(active)
         tree = tree_of(active, "a", output_ids, 6)
-    expected = dict(zip(Source, (9, 20, 400, 500, 600, 600), strict=True))
+    guessed = prompt_ids[len(output_ids) * STRIDE % len(prompt_ids)]
+    expected = dict(zip(Source, (9, 20, 400, 500, 600, 600, guessed), strict=True))
     assert set(tree.sources[1:]) == {source}
     assert expected[source] in tree.token_ids
     assert len(link.submits) == of_sidecar
@@ -293,7 +296,7 @@ def test_a_tally_counts_passes_proposals_and_sources(active: Speculator) -> None
     by_source = record["accepted_by_source"]
     assert by_source == {
         "queue": 2,
-        **dict.fromkeys(("guess", "prompt", "output", "step", "head"), 0),
+        **dict.fromkeys(("guess", "prompt", "output", "step", "head", "jacobi"), 0),
     }
 
 

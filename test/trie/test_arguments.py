@@ -128,9 +128,9 @@ def test_invalid_parents_and_sizes_are_refused(
         ("sources", np.zeros((1, 2), np.uint8), r"sizes\[0\] is 3, but must be from 1 to 2"),
         ("paths", [[-1]], r"paths\[0, 0\] is -1, but must be from 0 to 2"),
         ("paths", [[1], [1]], "there are 2 paths, but 1 trees"),
-        ("judged", np.zeros((6, 0), np.int64), "positions of judged is 0"),
+        ("judged", np.zeros((len(Source), 0), np.int64), "positions of judged is 0"),
         ("judged", np.zeros((4, 2), np.int64), "judged has the shape"),
-        ("accepted", np.zeros((6, 1), np.int64), "accepted has the shape"),
+        ("accepted", np.zeros((len(Source), 1), np.int64), "accepted has the shape"),
     ],
 )
 def test_invalid_arguments_of_a_count_are_refused(wrong: str, value: object, message: str) -> None:
@@ -139,8 +139,8 @@ def test_invalid_arguments_of_a_count_are_refused(wrong: str, value: object, mes
         "sources": np.zeros((1, 3), np.uint8),
         "sizes": SIZES,
         "paths": [[1]],
-        "judged": np.zeros((6, 2), np.int64),
-        "accepted": np.zeros((6, 2), np.int64),
+        "judged": np.zeros((len(Source), 2), np.int64),
+        "accepted": np.zeros((len(Source), 2), np.int64),
     }
     with pytest.raises(ValueError, match=message):
         count_by_position(**{**arguments, wrong: value})

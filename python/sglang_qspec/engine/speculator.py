@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.controls import Controls
+from sglang_qspec.engine.requests.jacobi import Jacobi
 from sglang_qspec.engine.requests.live_request import LiveRequest, Tally, sources_of
 from sglang_qspec.engine.requests.options import read_controls, read_guesses
 from sglang_qspec.engine.requests.step_proposals import StepProposals
@@ -55,6 +56,9 @@ class Speculator:
         """What /metrics has of this; None without `--enable-metrics`."""
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()
+        count = settings.jacobi_tokens
+        self.jacobi = Jacobi(count, vocab_size) if count else None
+        """Guesses that the target's passes improve; None without the setting."""
         self.sources = Sources(clock)
         self.last_requests = LastRequests()
         self.link_seconds = 0.0
@@ -125,6 +129,8 @@ class Speculator:
             self.last_requests.arrive()
             self.totals.lengths.arrive(len(prompt_ids), max_new_tokens)
             self._insert_guesses(rid, live, custom_params)
+            if self.jacobi is not None and "jacobi" in wanted.sources:
+                self.jacobi.begin(rid, prompt_ids)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         self.sidecar.submit(live)
 
@@ -166,6 +172,8 @@ class Speculator:
             return None
         self._tries.close(rid)
         self.step_proposals.end(rid)
+        if self.jacobi is not None:
+            self.jacobi.end(rid)
         self.sidecar.end(live)
         if output_len is not None:
             self.totals.take_back(live.tally.clip(len(live.output_ids) - output_len))
@@ -230,9 +238,20 @@ class Speculator:
             for rid, output_ids in zip(rids, outputs, strict=True)
         ]
         self._report(rids)
+        if self.jacobi is not None:
+            self._insert_guessed(self.jacobi, drafting)
         if roots is None:
             roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width, paused=self.sources.paused)
+
+    def _insert_guessed(self, jacobi: Jacobi, rids: Sequence[str | None]) -> None:
+        """Insert the present guesses of the requests; earlier ones stay, and may be found."""
+        for rid in rids:
+            live = None if rid is None else self._live.get(rid)
+            if live is not None:
+                place = len(live.output_ids)
+                tokens = jacobi.window(live.rid, place)
+                self._tries.insert(live.rid, live.trie.serial, Source.JACOBI, 0, place, 0, tokens)
 
     def follow(self, rids: Sequence[str], outputs: Sequence[Sequence[int]]) -> None:
         """Commit the new tokens of `outputs`, the committed output tokens of each request."""

@@ -16,7 +16,7 @@ from sglang_qspec.trie.trees import DraftTrees
 ANY_WIDTH = 1 << 30
 """Default `max_width`: only the pass limits the width of a tree."""
 
-_DRAFTED = OF_SIDECAR | {Source.GUESS}
+_DRAFTED = OF_SIDECAR | {Source.GUESS, Source.JACOBI}
 _INSERTIONS = tuple(Insertion)
 
 
@@ -83,7 +83,7 @@ class RequestTrie(Trie):
         """
         if source not in _DRAFTED:
             raise ValueError(
-                f"source is {source.name}, but a draft's is QUEUE, GUESS, STEP or HEAD"
+                f"source is {source.name}, but a draft's is QUEUE, GUESS, STEP, HEAD or JACOBI"
             )
         return _INSERTIONS[self.insert_chunk(source, stream_id, base_len, start, token_ids, greedy)]
 

@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     """The result of `sample_and_accept` for bs requests with trees of up to D nodes."""
 
     predict: NDArray[np.int32]
-    """int32 [bs * D]: the token after each accepted row."""
+    """int32 [bs * D]: the target's token after each row."""
     accept_lens: NDArray[np.int32]
     """int32 [bs]: number of accepted nodes, the root included."""
     accept_index: NDArray[np.int32]

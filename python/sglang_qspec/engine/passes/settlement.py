@@ -171,9 +171,18 @@ class Settlement:
                 found = launched.states.read(outcome.accepted_nodes)
                 for req, (begin, states) in zip(launched.reqs, found, strict=True):
                     active.show_states(req.rid, begin, states)
+        if isinstance(outcome, Outcome) and not launched.is_prefill:
+            self._improve_guesses(launched, outcome)
         if not launched.is_prefill or launched.proposal is not None:
             self._settled.append(self._commit(launched, outcome))
         return outcome
+
+    def _improve_guesses(self, launched: Pass, outcome: Outcome) -> None:
+        active, trees = speculation.active(), launched.trees
+        if active is not None and active.jacobi is not None and trees is not None:
+            with guarded("improving guesses"):
+                rids = [req.rid for req in launched.reqs]
+                active.jacobi.improve(rids, launched.output_lens, trees, outcome.predict)
 
     def _commit(self, launched: Pass, outcome: Outcome | PlainOutcome) -> _Settled:
         """Commit the tokens of a pass, except for requests that drop them.

@@ -14,7 +14,7 @@ from sglang_qspec.tools.complete.peers import message
 SHOWN = 40
 """Maximum length of a text of the server."""
 
-STEP, HEAD = Source.STEP.name.lower(), Source.HEAD.name.lower()
+STEP, HEAD, JACOBI = (source.name.lower() for source in (Source.STEP, Source.HEAD, Source.JACOBI))
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,13 @@ class Interval:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the draft sources; `head` only if a head has drafted, when `step` has not."""
-        of_head = self.now.value("proposed_tokens", HEAD) > 0
-        absent = STEP if of_head else HEAD
+        """Names of the draft sources. `head` is among them if a head has drafted, when `step` has
+        not, and `jacobi` if passes had such guesses."""
+        proposed = self.now.value("proposed_tokens")
+        absent = {STEP if proposed.get(HEAD) else HEAD}
+        absent |= set() if proposed.get(JACOBI) else {JACOBI}
         named = self.now.value("sources")
-        return tuple(name for name in SOURCES if name in named and name != absent)
+        return tuple(name for name in SOURCES if name in named and name not in absent)
 
     @property
     def pipelines(self) -> tuple[str, ...]:

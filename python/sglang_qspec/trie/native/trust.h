@@ -5,8 +5,9 @@
 // only has the same last tokens. The odds of a probability p are p / (1 - p).
 //
 // The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
-// temperature 0.6, six kinds of prompts); those of a head's drafts are those of step drafts. In a server, every committed token shows for every
-// matching stream whether the stream was right. Each estimate is the mean of a beta posterior. Its
+// temperature 0.6, six kinds of prompts); those of a head's drafts are those of step drafts, and those
+// of Jacobi guesses are low. In a server, every committed token shows for every matching stream
+// whether the stream was right. Each estimate is the mean of a beta posterior. Its
 // counts are halved at a limit, so that the estimate follows changes of the load. One request's
 // streams may be much better or worse than the streams of other requests, for example if a client
 // guesses wrong. Each request therefore also learns its own factor (`Standing`).
@@ -29,12 +30,13 @@ enum Source : std::uint8_t {
   kOutput = 3,
   kStep = 4,
   kHead = 5,
-  kSources = 6
+  kJacobi = 6,
+  kSources = 7
 };
 
 // The name of each source in Python.
-constexpr std::array<const char*, kSources> kNames = {"queue",  "guess", "prompt",
-                                                  "output", "step",  "head"};
+constexpr std::array<const char*, kSources> kNames = {"queue", "guess", "prompt", "output",
+                                                  "step",  "head",  "jacobi"};
 
 // The kind of a stream: its source, with greedy and sampled queue drafts as two kinds.
 enum Kind : std::uint8_t {
@@ -45,11 +47,12 @@ enum Kind : std::uint8_t {
   kOfPrompt,
   kOfOutput,
   kOfHead,
+  kIterated,
   kKinds
 };
 
 constexpr std::array<Source, kKinds> kSourceOf = {kQueue,  kQueue,  kGuess, kStep,
-                                                  kPrompt, kOutput, kHead};
+                                                  kPrompt, kOutput, kHead,  kJacobi};
 
 // The kind of a stream that is inserted as a draft; kKinds for a source that is only looked up.
 inline Kind draft_kind(int source, bool greedy) {
@@ -62,6 +65,8 @@ inline Kind draft_kind(int source, bool greedy) {
       return kStepped;
     case kHead:
       return kOfHead;
+    case kJacobi:
+      return kIterated;
     default:
       return kKinds;
   }
@@ -132,6 +137,7 @@ class Trust {
       {{0.12, 0.45, 0.93, 0.85}, {0.12, 0.45, 0.93, 0.85}},
       {{0.20, 0.52, 0.95, 0.87}, {0.20, 0.52, 0.95, 0.87}},
       {{0.28, 0.60, 0.90, 0.87}, {0.90, 0.95, 0.985, 0.80}},
+      {{0.12, 0.40, 0.90, 0.87}, {0.15, 0.40, 0.90, 0.85}},
   };
 
   int max_match_;

@@ -44,7 +44,7 @@ def sample_and_accept(
     """Sample a token at each node, and accept draft tokens.
 
     Arguments and results are as in `sglang.srt.speculative.eagle_utils.eagle_sample`. Returns three
-    int32 tensors: `predict` [bs * D] has the token after each accepted row, `accept_lens` [bs] the
+    int32 tensors: `predict` [bs * D] has the token after each row, `accept_lens` [bs] the
     number of accepted nodes with the root, and `accept_index` [bs, D] the accepted rows, then -1.
     All ranks of the target get those of rank 0. Penalties, bias and grammar change the logits in
     place.
@@ -62,7 +62,9 @@ def sample_and_accept(
 
     bs = len(batch.seq_lens)
     device = logits.device
-    predict = torch.zeros(bs * width, dtype=torch.int32, device=device)
+    # The kernel expects tensors of bs * D elements, and uses the rows in `retrieve_index`.
+    padded = pad(targets, (0, bs * width - len(targets)))
+    predict = padded.to(torch.int32, copy=True)
     accept_index = torch.full(
         (bs, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device
     )
@@ -75,8 +77,7 @@ def sample_and_accept(
         retrieve_index=verify_input.retrieve_index,
         retrieve_next_token=verify_input.retrieve_next_token,
         retrieve_next_sibling=verify_input.retrieve_next_sibling,
-        # The kernel expects tensors of bs * D elements, and uses the rows in `retrieve_index`.
-        target_predict=pad(targets, (0, bs * width - len(targets))).view(bs, width),
+        target_predict=padded.view(bs, width),
         topk=verify_input.tree_topk,
     )
     group = get_parallel().tp_group
