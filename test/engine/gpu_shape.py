@@ -36,7 +36,9 @@ def install() -> None:
     from sglang.srt.managers.scheduler import Scheduler
 
     from sglang_qspec.engine.passes.launch import tree_attention
+    from sglang_qspec.engine.passes.states import TargetStates
     from sglang_qspec.engine.start import arguments
+    from sglang_qspec.policy import PASS_ROWS
     from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
     from sglang_qspec.sidecar.drafter import Drafter
     from sglang_qspec.sidecar.kv_rows import KVRows
@@ -50,6 +52,9 @@ def install() -> None:
         on_gpu = {"apart": False, "most_passes": MOST_PASSES, "most_bursts": MOST_BURSTS}
         sound(*given, **named | on_gpu)
 
+    def keep_states(sound: Callable[..., Any], self: Any, model: Any, folder: Any, _: int) -> None:
+        sound(self, model, folder, PASS_ROWS)
+
     def keep(sound: Callable[..., Any], self: Any, *given: Any) -> None:
         sound(self, *given)
         self._shares, self._slots = False, np.zeros(self.table.shape, np.int32)
@@ -62,6 +67,7 @@ def install() -> None:
     wrap(Scheduler, "__init__", schedule)
     wrap(Drafter, "__init__", draft)
     wrap(KVRows, "__init__", keep)
+    wrap(TargetStates, "__init__", keep_states)
 
 
 def _capture() -> None:

@@ -18,6 +18,7 @@ import torch
 
 from benchmark.harness.speculation import wait_for_sidecar
 from sglang_qspec.config import QSpecConfig
+from sglang_qspec.engine.placement import memory
 from sglang_qspec.engine.start import checks
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
@@ -27,6 +28,7 @@ from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import TargetModel
 from test.engine.awaiting import awaiting
+from test.engine.gpu_shape import GPU_SHAPE
 from test.engine.server.running import QSPEC, cores, sidecar_process, state, until
 from test.heads.tiny import SHAPE, Drafting, write_target
 from test.preloaded.server import Server
@@ -57,27 +59,31 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @contextlib.contextmanager
-def serving(target: Path, plugin: Path, *more: str) -> Iterator[Server]:
+def serving(target: Path, plugin: Path, *more: str, shape: str = "") -> Iterator[Server]:
     """A server with a sidecar; `plugin` is an empty folder."""
     arguments = [
         *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle", *QSPEC),
         *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
         *("--speculative-qspec-cores", str(cores(1)[0]), *more),
     ]
-    with Server(target, arguments, cores=cores(0), environment=awaiting(plugin)) as running:
+    environment = awaiting(plugin, shape)
+    with Server(target, arguments, cores=cores(0), environment=environment) as running:
         wait_for_sidecar(running)
         yield running
         assert not state(running)["failed"], running.log[-4000:]
 
 
-@pytest.fixture(scope="module")
-def server(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["normal", pytest.param("gpu", marks=pytest.mark.thorough)])
+def server(
+    request: pytest.FixtureRequest, folders: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    shape = GPU_SHAPE if request.param == "gpu" else ""
     more = [
         *("--max-running-requests", "4", "--chunked-prefill-size", str(CHUNK)),
         *("--speculative-draft-model-path", str(folders.head), "--enable-return-hidden-states"),
         *("--speculative-qspec-step-tokens", "1"),  # no draft outlives a pass
     ]
-    with serving(folders.target, tmp_path_factory.mktemp("plugin"), *more) as running:
+    with serving(folders.target, tmp_path_factory.mktemp("plugin"), *more, shape=shape) as running:
         yield running
 
 
@@ -240,6 +246,7 @@ def test_a_draft_model_drafts_for_waiting_requests_and_the_head_for_running_ones
         ({}, "", None),
         ({}, "none", "--speculative-qspec-head-path is 'none', but must be the folder of a head"),
         ({"speculative_draft_model_path": None}, "", "needs --speculative-draft-model-path"),
+        ({"device": "cuda"}, "", "a head beside a draft model needs a target on a CPU so far"),
     ],
 )
 def test_a_head_beside_a_draft_model_is_checked(
@@ -273,14 +280,26 @@ def arguments(folders: Models, **changes: Any) -> Any:
     return SimpleNamespace(**{**plain, **changes})
 
 
-def test_a_head_that_fits_is_accepted(folders: Models) -> None:
-    checks.check_draft_model(arguments(folders), QSpecConfig())
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_head_that_fits_is_accepted(folders: Models, device: str) -> None:
+    checks.check_draft_model(arguments(folders, device=device), QSpecConfig())
+
+
+def test_the_sidecars_memory_has_room_for_the_embeddings_that_a_head_reads(
+    folders: Models,
+) -> None:
+    own = sum(file.stat().st_size for file in folders.head.glob("*.safetensors"))
+    assert (
+        memory.draft_bytes(str(folders.head))
+        == own + 2 * SHAPE["hidden_size"] * SHAPE["vocab_size"]
+    )
+    assert memory.draft_bytes(str(folders.target)) == memory.weight_bytes(str(folders.target))
+    assert memory.draft_bytes("some/name") is None
 
 
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"device": "cuda"}, {}, "heads run with targets on a CPU only so far"),
         ({}, {"mode": "queue"}, "--speculative-qspec-mode is 'queue' and .* the head"),
         ({}, {"prefill_drafts": "on"}, "--speculative-qspec-prefill-drafts is 'on' and"),
         ({"model_path": "some/name"}, {}, "--model-path must be a folder with a config.json"),

@@ -25,7 +25,7 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
-from sglang_qspec.transfers import to_device
+from sglang_qspec.transfers import mark, to_device
 
 KV_SLOTS = 1 << 17
 """Default number of KV slots; a slot of an 8B target's head takes 4 KB."""
@@ -169,6 +169,7 @@ class HeadModel:
         own = head.logits(output).float()
         logits = own.new_full((len(rows), self.vocab_size), float("-inf"))
         logits[:, self._ids] = own
+        mark(self._device)()  # the next token needs the logits at once, and passes are timed
         return HeadOutput(logits, output)
 
     def _attend(self, query: Tensor, rows: Sequence[int], counts: Sequence[int]) -> Tensor:

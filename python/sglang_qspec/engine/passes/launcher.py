@@ -86,7 +86,7 @@ class Launcher:
         with self._draws(batch, lineup=None if decided.early is None else decided.early.lineup):
             result = self._run(batch, 1)
         with guarded("copying hidden states"):
-            if (states := self._states_of(len(batch.reqs))) is not None:
+            if (states := self._states_of(result, len(batch.reqs))) is not None:
                 decided.states = ComingStates(states, range(len(batch.reqs)), decided.begins)
         logits = result.logits_output
         if batch.return_logprob and logits.next_token_logprobs is not None:
@@ -114,7 +114,7 @@ class Launcher:
         )
         decided.outcome = outcome
         with guarded("copying hidden states"):
-            if (states := self._states_of(len(verify_input.input_ids))) is not None:
+            if (states := self._states_of(result, len(verify_input.input_ids))) is not None:
                 firsts = range(0, accept_index.numel(), accept_index.shape[1])
                 chosen = states[accept_index.flatten().clamp(min=0)]
                 decided.states = ComingStates(chosen, firsts, decided.begins)
@@ -138,7 +138,7 @@ class Launcher:
             result = self._target_worker.forward_batch_generation(batch)
         rows = batch.extend_num_tokens or 0
         with guarded("copying hidden states"):
-            if rows and (states := self._states_of(rows)) is not None:
+            if rows and self._states and (states := self._states.take(rows)) is not None:
                 counts = list(batch.extend_lens)
                 firsts = [0, *accumulate(counts)][:-1]
                 launched.states = ComingStates(states, firsts, list(batch.prefix_lens), counts)
@@ -182,9 +182,11 @@ class Launcher:
             self._leader.note_eager(eager=not result.can_run_cuda_graph)
         return result
 
-    def _states_of(self, rows: int) -> torch.Tensor | None:
-        """The states of the first `rows` rows of the last pass for a head, on rank 0."""
-        return None if self._states is None else self._states.take(rows)
+    def _states_of(self, result: GenerationBatchResult, rows: int) -> torch.Tensor | None:
+        """The states of the first `rows` rows of a decode pass for a head, on rank 0."""
+        if self._states is None:
+            return None
+        return self._states.take(rows, replayed=result.can_run_cuda_graph)
 
     def _accept(
         self,

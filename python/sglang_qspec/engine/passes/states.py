@@ -3,6 +3,9 @@
 SGLang lets a target keep the outputs of some layers for EAGLE-3 heads. They are projected to the
 width of the head as the head itself would do it, which makes them several times smaller, and are
 copied to the host.
+
+A CUDA graph runs no Python, so its capture includes a copy of the states to memory that all graphs
+share. The pass that replays it finds its states there.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ one."""
 class TargetStates:
     """Owns the projected states of the last pass of a target."""
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
+    def __init__(self, model: nn.Module, folder: Path, graph_rows: int) -> None:
         """Let `model`, which `start.checks` has checked, keep the states that a head reads.
 
-        `folder` has the head. Raises ConfigError if it is damaged.
+        `folder` has the head. CUDA graphs keep the states of their first `graph_rows` rows; 0 means
+        that there are no graphs. Raises ConfigError if the head is damaged.
         """
         found: Any = model
         weight = next(model.parameters())
@@ -42,13 +46,16 @@ class TargetStates:
         layers = read(folder).layers_of(int(found.config.num_hidden_layers))
         found.set_eagle3_layers_to_capture(list(layers))
         self._last: Tensor | None = None
+        self._of_graph = self._projection.new_empty(graph_rows, len(self._projection))
         found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     @classmethod
-    def of(cls, model: nn.Module, draft_model: str | None, head_path: str) -> TargetStates | None:
+    def of(
+        cls, model: nn.Module, draft_model: str | None, head_path: str, graph_rows: int = 0
+    ) -> TargetStates | None:
         """The states of a target for the head among these; None if there is none."""
         folder = folder_of(draft_model, head_path)
-        return None if folder is None else cls(model, folder)
+        return None if folder is None else cls(model, folder, graph_rows)
 
     def _keep(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,14 +73,18 @@ class TargetStates:
             with guarded("projecting hidden states"):
                 states = aux if isinstance(aux, Tensor) else torch.cat(list(aux), -1)
                 self._last = functional.linear(states.to(self._projection.dtype), self._projection)
+                kept = self._of_graph[: len(self._last)]
+                kept.copy_(self._last[: len(kept)])
         return args, given
 
-    def take(self, rows: int) -> Tensor | None:
+    def take(self, rows: int, *, replayed: bool = False) -> Tensor | None:
         """The projected states of the first `rows` rows of the last pass, [rows, width].
 
-        None if the pass has not kept them.
+        `replayed` says whether a CUDA graph ran the pass. None if the pass has not kept them.
         """
         last, self._last = self._last, None
+        if replayed and len(self._of_graph):
+            last = self._of_graph[:rows].clone()  # the next pass writes there
         return last[:rows] if last is not None and len(last) >= rows else None
 
 

@@ -9,8 +9,11 @@ from sglang_qspec.config import SHARED_FRACTION, flag
 from sglang_qspec.engine.placement.devices import Gpu
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import is_head_folder, read
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 
+EMBEDDING_BYTES = 2
+"""Size of a number of the embeddings that a head reads on a GPU, in bytes."""
 KV_BYTES = 2 * GIB
 """Minimum KV of the sidecar by default, in bytes, on a GPU that others use too."""
 CONTEXT_BYTES = GIB
@@ -19,6 +22,19 @@ fraction refers, when the context has already taken this memory."""
 MOST_STATIC = 0.95
 """Largest fraction of a shared GPU's memory for the target's static memory and the sidecar
 together. The rest is for the target's activations and graphs."""
+
+
+def draft_bytes(path: str) -> int | None:
+    """Size of a local draft model's weights, or of a head's with the target's embeddings.
+
+    None for a name on a hub.
+    """
+    folder = Path(path).expanduser()
+    own = weight_bytes(path)
+    if own is None or not is_head_folder(folder):
+        return own
+    head = read(folder)
+    return own + EMBEDDING_BYTES * head.hidden_size * head.vocab_size
 
 
 def weight_bytes(path: str) -> int | None:

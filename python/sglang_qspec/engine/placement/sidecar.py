@@ -34,7 +34,7 @@ def reserve(view: Any, settings: QSpecConfig, *, given: bool) -> float:
     path = view.speculative_draft_model_path
     if path is None or settings.endpoint or devices.kind_of(view) not in ("cpu", "cuda"):
         return fraction
-    weights = memory.weight_bytes(path)
+    weights = memory.draft_bytes(path)
     choice = choose(
         settings,
         on_cpu=devices.kind_of(view) == "cpu",

@@ -126,6 +126,11 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
             )
         return
     if settings.head_path:
+        if kind_of(args) != "cpu":
+            raise ConfigError(
+                f"{config.flag('head_path')} is {settings.head_path!r}, but a head beside a draft "
+                "model needs a target on a CPU so far"
+            )
         check_head(args, settings, config.flag("head_path"), Path(settings.head_path).expanduser())
     draft = model_pair.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
@@ -160,8 +165,6 @@ def check_head(args: Any, settings: QSpecConfig, flag: str, folder: Path) -> Non
     given = f"{flag} is the head {folder}"
     if not is_head_folder(folder):
         raise ConfigError(f"{flag} is {str(folder)!r}, but must be the folder of a head")
-    if kind_of(args) != "cpu":
-        raise ConfigError(f"{given}, but heads run with targets on a CPU only so far")
     if settings.mode == "queue":
         raise ConfigError(
             f"{config.flag('mode')} is 'queue' and {given}: a head drafts for running requests only"
