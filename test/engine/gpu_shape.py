@@ -55,6 +55,11 @@ def install() -> None:
     def keep_states(sound: Callable[..., Any], self: Any, model: Any, folder: Any, _: int) -> None:
         sound(self, model, folder, PASS_ROWS)
 
+    def take_states(sound: Callable[..., Any], self: Any, rows: int, *, replayed: bool) -> Any:
+        if replayed:
+            self.begin()  # a replay of a GPU runs no Python
+        return sound(self, rows, replayed=replayed)
+
     def keep(sound: Callable[..., Any], self: Any, *given: Any) -> None:
         sound(self, *given)
         self._shares, self._slots = False, np.zeros(self.table.shape, np.int32)
@@ -68,6 +73,7 @@ def install() -> None:
     wrap(Drafter, "__init__", draft)
     wrap(KVRows, "__init__", keep)
     wrap(TargetStates, "__init__", keep_states)
+    wrap(TargetStates, "take", take_states)
 
 
 def _capture() -> None:

@@ -57,6 +57,8 @@ class FakeServer:
         self.silent = 0
         """Number of next batches for which the sidecar drafts nothing."""
         self.processes: list[Any] = []
+        self.of_head: dict[str, Any] = {}
+        """What a server with a head reports besides."""
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 1.0) -> Any:
         self.asked.append((path, body))
@@ -75,6 +77,7 @@ class FakeServer:
             "pipelines": {"halves": counts(self.passes), "queue": counts(0), "plain": counts(9)},
             "step_seconds": 0.02 * self.passes,
             "step_passes": self.passes,
+            **self.of_head,
         }
         return {"internal_states": [{"qspec": state}]}
 
@@ -121,6 +124,18 @@ def test_a_cell_is_served_once_the_sidecar_drafts() -> None:
     server.silent = 2
     run(server)
     assert [path for path, _ in server.asked].count("/generate") == 4
+
+
+@pytest.mark.parametrize(("paused", "use"), [(True, "all"), (False, "texts"), (False, "none")])
+def test_a_head_whose_drafts_do_not_pay_is_not_awaited(paused: bool, use: str) -> None:
+    server = FakeServer()
+    server.silent = 1 << 30
+    server.of_head = {
+        "proposed_tokens": {"head": 8},
+        "sources": {"head": {"paused": paused}},
+        "draft_trials": [{"drafts": use}],
+    }
+    run(server)
 
 
 def test_a_setting_that_the_server_refuses_is_an_error() -> None:

@@ -62,12 +62,12 @@ def test_the_outputs_of_the_heads_layers_are_projected(
     assert target.captured == [0, 2, 4]
     aux = [torch.randn(5, 64) for _ in range(LAYERS)]
     target.logits_processor("ids", "hidden", "head", "batch", aux)
-    taken = found.take(4)
+    taken = found.take(4, replayed=False)
     assert taken is not None
     torch.testing.assert_close(taken, random_head().project(torch.cat(aux, -1))[:4].detach())
-    assert found.take(4) is None  # they are those of one pass
+    assert found.take(4, replayed=False) is None  # they are those of one pass
     target.logits_processor("ids", "hidden", "head", "batch", aux_hidden_states=aux)
-    assert found.take(6) is None  # fewer than the rows
+    assert found.take(6, replayed=False) is None  # fewer than the rows
     # SGLang's logits processor does not see them.
     none = {"aux_hidden_states": None}
     assert target.logits_processor.got == [(("ids", "hidden", "head", "batch"), none)] * 2
@@ -83,12 +83,15 @@ def test_a_replayed_graph_leaves_its_states_in_memory_that_all_graphs_share(tmp_
         captured = torch.randn(6, LAYERS * 64)  # two rows of padding beyond `rows`
         target.logits_processor("ids", "hidden", "head", "batch", captured)
         wanted = random_head().project(captured).detach()
+        found.begin()  # a replay runs no Python
         taken = found.take(3, replayed=True)
         assert taken is not None
         torch.testing.assert_close(taken, wanted[:3])
         target.logits_processor("ids", "hidden", "head", "batch", torch.randn(2, LAYERS * 64))
         torch.testing.assert_close(taken, wanted[:3])  # the next pass does not change it
+        found.begin()
         assert found.take(5, replayed=True) is None  # the graphs keep fewer rows
+        assert found.take(3, replayed=False) is None  # a pass that has kept none
     finally:
         speculation.deactivate()
 
@@ -97,7 +100,7 @@ def test_an_error_ends_speculation_alone(states: tuple[Target, TargetStates]) ->
     target, found = states
     target.logits_processor("ids", "hidden", "head", "batch", [torch.randn(5, 64)])
     assert speculation.failed()
-    assert found.take(5) is None
+    assert found.take(5, replayed=False) is None
     assert len(target.logits_processor.got) == 1
 
 

@@ -134,11 +134,13 @@ class Launcher:
         """Launch a prefill without drafts, or an idle batch."""
         batch = launched.batch
         read_outputs(batch)
+        if self._states is not None:
+            self._states.begin()
         with self._draws(batch), self._timed(batch):
             result = self._target_worker.forward_batch_generation(batch)
         rows = batch.extend_num_tokens or 0
         with guarded("copying hidden states"):
-            if rows and self._states and (states := self._states.take(rows)) is not None:
+            if rows and (states := self._states_of(result, rows)) is not None:
                 counts = list(batch.extend_lens)
                 firsts = [0, *accumulate(counts)][:-1]
                 launched.states = ComingStates(states, firsts, list(batch.prefix_lens), counts)
@@ -175,6 +177,8 @@ class Launcher:
     def _run(self, batch: ScheduleBatch, width: int) -> GenerationBatchResult:
         """Run the target over at most `width` tokens of each request; only a plain pass samples."""
         rows = len(batch.input_ids)
+        if self._states is not None:
+            self._states.begin()
         with self._graphs.at(width), ragged.padded(batch, self._graphs.tiers):
             result = self._target_worker.forward_batch_generation(batch, is_verify=width > 1)
         ragged.cut(result.logits_output, rows)
@@ -183,7 +187,7 @@ class Launcher:
         return result
 
     def _states_of(self, result: GenerationBatchResult, rows: int) -> torch.Tensor | None:
-        """The states of the first `rows` rows of a decode pass for a head, on rank 0."""
+        """The states of the first `rows` rows of the last pass for a head, on rank 0."""
         if self._states is None:
             return None
         return self._states.take(rows, replayed=result.can_run_cuda_graph)

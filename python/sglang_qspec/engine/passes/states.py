@@ -77,13 +77,18 @@ class TargetStates:
                 kept.copy_(self._last[: len(kept)])
         return args, given
 
-    def take(self, rows: int, *, replayed: bool = False) -> Tensor | None:
-        """The projected states of the first `rows` rows of the last pass, [rows, width].
+    def begin(self) -> None:
+        """Forget the states of earlier passes, and of captures."""
+        self._last = None
 
-        `replayed` says whether a CUDA graph ran the pass. None if the pass has not kept them.
+    def take(self, rows: int, *, replayed: bool) -> Tensor | None:
+        """The projected states of the first `rows` rows of the pass since `begin`, [rows, width].
+
+        `replayed` says whether a CUDA graph ran the pass, or a part of it. None if the pass has not
+        kept them.
         """
         last, self._last = self._last, None
-        if replayed and len(self._of_graph):
+        if last is None and replayed:
             last = self._of_graph[:rows].clone()  # the next pass writes there
         return last[:rows] if last is not None and len(last) >= rows else None
 
