@@ -38,7 +38,6 @@ def install() -> None:
     from sglang_qspec.engine.passes.launch import tree_attention
     from sglang_qspec.engine.passes.states import TargetStates
     from sglang_qspec.engine.start import arguments
-    from sglang_qspec.policy import PASS_ROWS
     from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
     from sglang_qspec.sidecar.drafter import Drafter
     from sglang_qspec.sidecar.kv_rows import KVRows
@@ -51,9 +50,6 @@ def install() -> None:
     def draft(sound: Callable[..., Any], *given: Any, **named: Any) -> None:
         on_gpu = {"apart": False, "most_passes": MOST_PASSES, "most_bursts": MOST_BURSTS}
         sound(*given, **named | on_gpu)
-
-    def keep_states(sound: Callable[..., Any], self: Any, model: Any, folder: Any, _: int) -> None:
-        sound(self, model, folder, PASS_ROWS)
 
     def take_states(sound: Callable[..., Any], self: Any, rows: int, *, replayed: bool) -> Any:
         if replayed:
@@ -72,7 +68,6 @@ def install() -> None:
     wrap(Scheduler, "__init__", schedule)
     wrap(Drafter, "__init__", draft)
     wrap(KVRows, "__init__", keep)
-    wrap(TargetStates, "__init__", keep_states)
     wrap(TargetStates, "take", take_states)
 
 

@@ -13,6 +13,7 @@ import torch
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes.states import ComingStates, TargetStates
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.policy import PASS_ROWS
 from test.engine.speculating import make
 from test.heads.tiny import SHAPE, random_head
 
@@ -73,27 +74,22 @@ def test_the_outputs_of_the_heads_layers_are_projected(
     assert target.logits_processor.got == [(("ids", "hidden", "head", "batch"), none)] * 2
 
 
-def test_a_replayed_graph_leaves_its_states_in_memory_that_all_graphs_share(tmp_path: Path) -> None:
-    checkpoint.save(random_head(), tmp_path, torch.float32)
-    target, rows = Target(), 4
-    speculation.activate(make(None))
-    try:
-        found = TargetStates.of(target, str(tmp_path), "", rows)
-        assert found is not None
-        captured = torch.randn(6, LAYERS * 64)  # two rows of padding beyond `rows`
-        target.logits_processor("ids", "hidden", "head", "batch", captured)
-        wanted = random_head().project(captured).detach()
-        found.begin()  # a replay runs no Python
-        taken = found.take(3, replayed=True)
-        assert taken is not None
-        torch.testing.assert_close(taken, wanted[:3])
-        target.logits_processor("ids", "hidden", "head", "batch", torch.randn(2, LAYERS * 64))
-        torch.testing.assert_close(taken, wanted[:3])  # the next pass does not change it
-        found.begin()
-        assert found.take(5, replayed=True) is None  # the graphs keep fewer rows
-        assert found.take(3, replayed=False) is None  # a pass that has kept none
-    finally:
-        speculation.deactivate()
+def test_a_replayed_graph_leaves_its_states_in_memory_that_all_graphs_share(
+    states: tuple[Target, TargetStates],
+) -> None:
+    target, found = states
+    captured = torch.randn(PASS_ROWS + 2, LAYERS * 64)  # with two rows of padding
+    target.logits_processor("ids", "hidden", "head", "batch", captured)
+    wanted = random_head().project(captured).detach()
+    found.begin()  # a replay runs no Python
+    taken = found.take(PASS_ROWS, replayed=True)
+    assert taken is not None
+    torch.testing.assert_close(taken, wanted[:PASS_ROWS])
+    target.logits_processor("ids", "hidden", "head", "batch", torch.randn(2, LAYERS * 64))
+    torch.testing.assert_close(taken, wanted[:PASS_ROWS])  # the next pass does not change it
+    found.begin()
+    assert found.take(PASS_ROWS + 1, replayed=True) is None  # more rows than are kept
+    assert found.take(3, replayed=False) is None  # a pass that has kept none
 
 
 def test_an_error_ends_speculation_alone(states: tuple[Target, TargetStates]) -> None:

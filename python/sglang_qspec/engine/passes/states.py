@@ -24,6 +24,7 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.boundary.failsafe import guarded
 from sglang_qspec.heads.checkpoint import load_projection
 from sglang_qspec.heads.config import folder_of, read
+from sglang_qspec.policy import PASS_ROWS
 from sglang_qspec.transfers import HostCopy
 
 AUX = 4
@@ -34,11 +35,10 @@ one."""
 class TargetStates:
     """Owns the projected states of the last pass of a target."""
 
-    def __init__(self, model: nn.Module, folder: Path, graph_rows: int) -> None:
+    def __init__(self, model: nn.Module, folder: Path) -> None:
         """Let `model`, which `start.checks` has checked, keep the states that a head reads.
 
-        `folder` has the head. CUDA graphs keep the states of their first `graph_rows` rows; 0 means
-        that there are no graphs. Raises ConfigError if the head is damaged.
+        `folder` has the head. Raises ConfigError if it is damaged.
         """
         found: Any = model
         weight = next(model.parameters())
@@ -46,16 +46,15 @@ class TargetStates:
         layers = read(folder).layers_of(int(found.config.num_hidden_layers))
         found.set_eagle3_layers_to_capture(list(layers))
         self._last: Tensor | None = None
-        self._of_graph = self._projection.new_empty(graph_rows, len(self._projection))
+        self._of_graph = self._projection.new_empty(PASS_ROWS, len(self._projection))
+        """The states of the first rows of the last pass, where the captured copies are."""
         found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     @classmethod
-    def of(
-        cls, model: nn.Module, draft_model: str | None, head_path: str, graph_rows: int = 0
-    ) -> TargetStates | None:
+    def of(cls, model: nn.Module, draft_model: str | None, head_path: str) -> TargetStates | None:
         """The states of a target for the head among these; None if there is none."""
         folder = folder_of(draft_model, head_path)
-        return None if folder is None else cls(model, folder, graph_rows)
+        return None if folder is None else cls(model, folder)
 
     def _keep(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

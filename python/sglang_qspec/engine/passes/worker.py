@@ -52,7 +52,6 @@ from sglang_qspec.engine.passes.settlement import Settlement
 from sglang_qspec.engine.passes.states import TargetStates
 from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.ranks import PassOrder, RankGroup
-from sglang_qspec.policy import PASS_ROWS
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 
 Publish = Callable[[torch.Tensor], None]
@@ -96,8 +95,7 @@ class QSpecWorker(BaseSpecWorker):
         if self._leader is not None:
             model = target_worker.model_runner.model
             draft_model = get_spec().speculative_draft_model_path
-            graph_rows = 0 if self._device == "cpu" else PASS_ROWS
-            states = TargetStates.of(model, draft_model, settings.head_path, graph_rows)
+            states = TargetStates.of(model, draft_model, settings.head_path)
         self._launcher = Launcher(
             target_worker, self._graphs, self._leader, overlap=self._overlap, states=states
         )
