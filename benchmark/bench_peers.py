@@ -9,7 +9,8 @@ All servers may use all processors of the machine, except `qspec-pinned`, heads,
 `qspec-pinned` has one for the target and another one for the sidecar; so have `head`, with the
 head of `--head` in place of the draft model, and `head-beside`, with both. `sglang` is SGLang
 without speculation, and `sglang-again` a second server like it, to show the machine's noise;
-`lookups` is QSPEC without a draft model, and `steps` has step drafts in every round.
+`lookups` is QSPEC without a draft model, `jacobi` the same with guesses that the target improves,
+and `steps` has step drafts in every round.
 The command line names the peers that run: vLLM, with and without its speculation by n-grams, by an
 interpreter that has it; llama.cpp by the path of `llama-server` and a GGUF file of the target;
 OpenVINO GenAI, with and without its lookups, by an interpreter that has it and the same file. vLLM
@@ -72,6 +73,7 @@ from benchmark.peers.loads import ARRIVALS, QUEUED, STEADY, cells_of, prompts_of
 from benchmark.peers.pipelines import BASELINE, DESCRIPTIONS, HALVES, PIPELINES
 from benchmark.peers.servers import (
     AGAIN,
+    JACOBI,
     LOOKUPS,
     NAMES,
     OWN,
@@ -194,7 +196,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--configs: {unknown[0]!r} cannot run; those that can: {choices}")
     if options.matrix and options.pipelines:
         parser.error("--matrix and --pipelines exclude each other")
-    parts = (AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
+    parts = (AGAIN, LOOKUPS, JACOBI, STEPS, BASELINE, *PIPELINES)
     usual = {
         "configs": [name for name in programs.names if name not in parts],
         "levels": LEVELS[:5],

@@ -16,12 +16,13 @@ from benchmark.peers.pipelines import BASELINE, PIPELINES
 from sglang_qspec.tools.ports import HOST
 
 QSPEC, PINNED, LOOKUPS, STEPS = "qspec", "qspec-pinned", "lookups", "steps"
+JACOBI = "jacobi"
 HEAD, BESIDE = "head", "head-beside"
 SGLANG, AGAIN = "sglang", "sglang-again"
 VLLM, VLLM_NGRAM = "vllm", "vllm-ngram"
 LLAMA, LLAMA_DRAFT = "llama", "llama-draft"
 OPENVINO, OPENVINO_LOOKUP = "openvino", "openvino-lookup"
-ALWAYS = (QSPEC, PINNED, SGLANG, AGAIN, LOOKUPS, STEPS, BASELINE, *PIPELINES)
+ALWAYS = (QSPEC, PINNED, SGLANG, AGAIN, LOOKUPS, JACOBI, STEPS, BASELINE, *PIPELINES)
 """Names of the configurations of SGLang that need nothing else."""
 OWN = (*ALWAYS, HEAD, BESIDE)
 """Names of all configurations of SGLang; all others are peers."""
@@ -31,6 +32,10 @@ NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"pro
 OPENVINO_SERVER = Path(__file__).with_name("openvino_server.py")
 PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 """OpenVINO's names of dtypes."""
+WITHOUT_MODEL = ("--speculative-algorithm", "QSPEC")
+"""Flags of a server with QSPEC and without a draft model."""
+JACOBI_TOKENS = "4"
+"""Length of the guesses that the target improves."""
 MODEL = "target"
 """Name of the model in requests to vLLM."""
 MEM_FRACTION = 0.08
@@ -134,7 +139,10 @@ def configuration(name: str, settings: Settings, programs: Programs, width: int)
     if name == BASELINE:
         return Configuration(name, settings, (), settings.target_cores)
     if name == LOOKUPS:
-        return Configuration(name, settings, ("--speculative-algorithm", "QSPEC"))
+        return Configuration(name, settings, WITHOUT_MODEL)
+    if name == JACOBI:
+        guesses = ("--speculative-qspec-jacobi-tokens", JACOBI_TOKENS)
+        return Configuration(name, settings, (*WITHOUT_MODEL, *guesses))
     if name in (HEAD, BESIDE):
         head = str(programs.head)
         flags = settings.qspec(mem_fraction=MEM_FRACTION)
