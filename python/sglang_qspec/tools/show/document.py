@@ -21,7 +21,7 @@ from sglang_qspec.tools.complete.marks import TARGET
 FOLDER = resources.files("sglang_qspec.tools.show") / "static"
 SOURCES_MODULE = "sources.js"
 """The module of the draft sources, which is no file."""
-COLOURS = 6
+COLOURS = 7
 """Number of colours for sources in page.css."""
 LINES = (
     "underline solid",
@@ -30,6 +30,7 @@ LINES = (
     "underline dashed",
     "underline double",
     "underline overline solid",
+    "underline overline dotted",
 )
 """Lines at drafted text, one kind for each source."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
