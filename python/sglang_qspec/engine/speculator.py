@@ -454,4 +454,6 @@ class Speculator:
         self._tries.check_integrity()
         if len(self._tries) != len(self._live) or any(r not in self._tries for r in self._live):
             raise RuntimeError("the open tries are not those of the live requests")
+        if self.jacobi is not None and not self.jacobi.requests <= self._live.keys():
+            raise RuntimeError("a request that has ended has guesses")
         self.sidecar.check_integrity()

@@ -23,7 +23,6 @@ ARGUMENTS = [
     *("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3"),
     *("--enable-priority-scheduling", "--enable-custom-logit-processor"),
     *("--enable-return-hidden-states", "--enable-streaming-session", "--sleep-on-idle"),
-    *("--speculative-qspec-jacobi-tokens", "3"),
 ]
 
 

@@ -93,7 +93,7 @@ def test_a_request_without_guesses_has_an_empty_window() -> None:
     jacobi = Jacobi(8, VOCAB)
     assert jacobi.window("a", 3) == []
     jacobi.improve(["a"], [3], DraftTrees.roots(1), np.array([5], np.int32))
-    assert len(jacobi) == 0
+    assert not jacobi.requests
 
 
 def test_guesses_end_with_their_request(link: FakeSidecarLink) -> None:
@@ -102,7 +102,7 @@ def test_guesses_end_with_their_request(link: FakeSidecarLink) -> None:
     assert jacobi is not None
     enqueue(active, "a", custom_params={"qspec_sources": ["jacobi"]})
     enqueue(active, "b", custom_params={"qspec_sources": ["output"]})
-    assert len(jacobi) == 1
+    assert jacobi.requests == {"a"}
     trees = active.propose(["a", "b"], [[8], [8]], 4)
     assert trees.sizes.tolist() == [4, 1]
     jacobi.improve(["a", "b"], [1, 1], trees, np.array([50, 51, 52, 53, 0, 0, 0, 0], np.int32))
@@ -112,7 +112,7 @@ def test_guesses_end_with_their_request(link: FakeSidecarLink) -> None:
     assert trees.token_ids[0, :3].tolist() == [50, 51, 52]
     active.check_integrity()
     active.end("a")
-    assert len(jacobi) == 0
+    assert not jacobi.requests
 
 
 def test_without_the_setting_nothing_is_guessed(active: Speculator) -> None:

@@ -9,7 +9,7 @@ a match of the last tokens finds them, as the n-grams of lookahead decoding (Fu 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,10 @@ class Jacobi:
         self._length, self._vocab_size = length, vocab_size
         self._requests: dict[str, _Guesses] = {}
 
-    def __len__(self) -> int:
-        return len(self._requests)
+    @property
+    def requests(self) -> Set[str]:
+        """The ids of the requests."""
+        return self._requests.keys()
 
     def begin(self, rid: str, prompt_ids: Sequence[int]) -> None:
         """Guess tokens of a request; the first guesses are tokens of its prompt."""
