@@ -1,6 +1,6 @@
 """Guesses that the target improves are accepted, and change no answer, on a server of their own.
 
-Passes of a fixed width verify all guesses, so what earlier requests have taught does not count.
+Passes of a fixed width verify guesses at no cost, so no policy leaves them out for long.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from test.engine.awaiting import awaiting
 from test.engine.features.asking import PLAIN
 from test.engine.server.running import cores
 from test.heads.tiny import write_target
@@ -28,8 +29,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         *("--max-running-requests", "4", "--max-total-tokens", "4096", "--context-length", "256"),
         *("--speculative-algorithm", "QSPEC", "--speculative-num-draft-tokens", "4"),
         *("--speculative-qspec-jacobi-tokens", "3", "--speculative-qspec-width", "fixed"),
+        *("--speculative-qspec-verify", "tree"),
     ]
-    with Server(target, arguments, cores=cores(0)) as running:
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    with Server(target, arguments, cores=cores(0), environment=environment) as running:
         yield running
 
 
@@ -53,9 +56,9 @@ def test_guesses_of_the_target_change_no_answer(server: Server, sampling: dict[s
     plain = ask(server, PLAIN, **sampling)
     ours = ask(server, JACOBI, **sampling)
     assert [each["output_ids"] for each in ours] == [each["output_ids"] for each in plain]
-    for each in ours:
-        record = each["meta_info"]["qspec"]
-        assert record["proposed_tokens"] > 0
+    records = [each["meta_info"]["qspec"] for each in ours]
+    assert sum(record["proposed_tokens"] for record in records) > 0
+    for record in records:
         assert record["accepted_by_source"]["jacobi"] == record["accepted_tokens"]
-        if "logit_bias" in sampling:  # the same token again and again, which is soon guessed
-            assert record["accept_length"] > 2
+    if "logit_bias" in sampling:  # the same token again and again, which is soon guessed
+        assert sum(record["accepted_tokens"] for record in records) > 0

@@ -250,8 +250,16 @@ class Speculator:
             live = None if rid is None else self._live.get(rid)
             if live is not None:
                 place = len(live.output_ids)
-                tokens = jacobi.window(live.rid, place)
-                self._tries.insert(live.rid, live.trie.serial, Source.JACOBI, 0, place, 0, tokens)
+                self._tries.insert(
+                    live.rid,
+                    live.trie.serial,
+                    Source.JACOBI,
+                    0,
+                    place,
+                    0,
+                    jacobi.window(live.rid, place),
+                    greedy=jacobi.is_improved(live.rid, place),
+                )
 
     def follow(self, rids: Sequence[str], outputs: Sequence[Sequence[int]]) -> None:
         """Commit the new tokens of `outputs`, the committed output tokens of each request."""

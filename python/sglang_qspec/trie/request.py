@@ -78,8 +78,9 @@ class RequestTrie(Trie):
 
         `source`, `stream_id` and `base_len` identify the stream, which continues the prompt and
         `base_len` output tokens. `greedy` in its first chunk says whether the stream was decoded
-        greedily. Chunks may repeat or overlap known tokens. A refused chunk changes nothing.
-        Raises ValueError for PROMPT and OUTPUT, which have no streams.
+        greedily; for JACOBI, whether the target has improved it. Chunks may repeat or overlap known
+        tokens. A refused chunk changes nothing. Raises ValueError for PROMPT and OUTPUT, which
+        have no streams.
         """
         if source not in _DRAFTED:
             raise ValueError(

@@ -46,6 +46,11 @@ class Jacobi:
         guesses = self._requests.get(rid)
         return [] if guesses is None else guesses.window(output_len, self._length)
 
+    def is_improved(self, rid: str, output_len: int) -> bool:
+        """Whether the first of these guesses comes from the target."""
+        guesses = self._requests.get(rid)
+        return guesses is not None and output_len in guesses.known
+
     def improve(
         self,
         rids: Sequence[str],
@@ -75,18 +80,16 @@ class _Guesses:
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:
         self._prompt_ids, self._vocab_size = prompt_ids, vocab_size
-        self._known: dict[int, int] = {}
+        self.known: dict[int, int] = {}
+        """The target's tokens behind guesses."""
 
     def window(self, output_len: int, length: int) -> list[int]:
-        known = {place: token for place, token in self._known.items() if place >= output_len}
-        places = range(output_len, output_len + length)
-        for place in places:
-            if place not in known:
-                known[place] = self._first(place)
-        self._known = known
-        return [known[place] for place in places]
+        self.known = {place: token for place, token in self.known.items() if place >= output_len}
+        return [self._guess(place) for place in range(output_len, output_len + length)]
 
-    def _first(self, place: int) -> int:
+    def _guess(self, place: int) -> int:
+        if place in self.known:
+            return self.known[place]
         token = self._prompt_ids[place * STRIDE % len(self._prompt_ids)]
         return token if 0 <= token < self._vocab_size else 0
 
@@ -104,6 +107,6 @@ class _Guesses:
         place = output_len
         while node is not None:
             found[place] = targets[node]
-            node = children.get((node, self._known.get(place, -1)))
+            node = children.get((node, self._guess(place)))
             place += 1
-        self._known |= found
+        self.known |= found

@@ -7,7 +7,8 @@
 // The priors were counted on recorded completions of SmolLM2-135M-Instruct (int8 drafts, sampled at
 // temperature 0.6, six kinds of prompts); those of a head's drafts are those of step drafts, and those
 // of Jacobi guesses are low. In a server, every committed token shows for every matching stream
-// whether the stream was right. Each estimate is the mean of a beta posterior. Its
+// whether the stream was right. First guesses of the Jacobi iteration are nearly always wrong and
+// teach nothing: they are there to be improved. Each estimate is the mean of a beta posterior. Its
 // counts are halved at a limit, so that the estimate follows changes of the load. One request's
 // streams may be much better or worse than the streams of other requests, for example if a client
 // guesses wrong. Each request therefore also learns its own factor (`Standing`).
@@ -38,7 +39,8 @@ enum Source : std::uint8_t {
 constexpr std::array<const char*, kSources> kNames = {"queue", "guess", "prompt", "output",
                                                   "step",  "head",  "jacobi"};
 
-// The kind of a stream: its source, with greedy and sampled queue drafts as two kinds.
+// The kind of a stream: its source, with greedy and sampled queue drafts as two kinds, and so with
+// Jacobi guesses that the target has improved and first ones.
 enum Kind : std::uint8_t {
   kGreedy = 0,
   kSampled,
@@ -47,12 +49,13 @@ enum Kind : std::uint8_t {
   kOfPrompt,
   kOfOutput,
   kOfHead,
-  kIterated,
+  kImproved,
+  kFirst,
   kKinds
 };
 
 constexpr std::array<Source, kKinds> kSourceOf = {kQueue,  kQueue,  kGuess, kStep,
-                                                  kPrompt, kOutput, kHead,  kJacobi};
+                                                  kPrompt, kOutput, kHead,  kJacobi, kJacobi};
 
 // The kind of a stream that is inserted as a draft; kKinds for a source that is only looked up.
 inline Kind draft_kind(int source, bool greedy) {
@@ -66,7 +69,7 @@ inline Kind draft_kind(int source, bool greedy) {
     case kHead:
       return kOfHead;
     case kJacobi:
-      return kIterated;
+      return greedy ? kImproved : kFirst;
     default:
       return kKinds;
   }
@@ -97,7 +100,7 @@ class Trust {
 
   // Record whether the next token of a stream that matched like this was the target's.
   void observe(Kind kind, bool followed, int length, bool right) {
-    if (!learns_) return;
+    if (!learns_ || kind == kFirst) return;
     Chance& chance = rows_[kind][followed][length];
     chance.right += right;
     chance.seen += 1.0;
@@ -138,6 +141,7 @@ class Trust {
       {{0.20, 0.52, 0.95, 0.87}, {0.20, 0.52, 0.95, 0.87}},
       {{0.28, 0.60, 0.90, 0.87}, {0.90, 0.95, 0.985, 0.80}},
       {{0.12, 0.40, 0.90, 0.87}, {0.15, 0.40, 0.90, 0.85}},
+      {{0.03, 0.30, 0.90, 0.87}, {0.15, 0.40, 0.90, 0.85}},
   };
 
   int max_match_;
@@ -152,7 +156,7 @@ class Standing {
 
   // Record whether a stream with this estimate was right.
   void observe(Kind kind, double chance, bool right) {
-    if (!learns_) return;
+    if (!learns_ || kind == kFirst) return;
     Record& record = records_[kind];
     record.expected += chance;
     record.right += right;
