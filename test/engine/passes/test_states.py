@@ -85,7 +85,7 @@ def test_a_replayed_graph_leaves_its_states_in_memory_that_all_graphs_share(
     taken = found.take(PASS_ROWS, replayed=True)
     assert taken is not None
     torch.testing.assert_close(taken, wanted[:PASS_ROWS])
-    target.logits_processor("ids", "hidden", "head", "batch", torch.randn(2, LAYERS * 64))
+    target.logits_processor("ids", "hidden", "head", "batch", -captured[:2])
     torch.testing.assert_close(taken, wanted[:PASS_ROWS])  # the next pass does not change it
     found.begin()
     assert found.take(PASS_ROWS + 1, replayed=True) is None  # more rows than are kept

@@ -115,6 +115,24 @@ def test_guesses_end_with_their_request(link: FakeSidecarLink) -> None:
     assert not jacobi.requests
 
 
+@pytest.mark.parametrize("improved", [True, False])
+def test_wrong_guesses_of_the_target_are_left_out_and_first_ones_are_tried_again(
+    link: FakeSidecarLink, improved: bool
+) -> None:
+    active = connect(link, jacobi_tokens=3)
+    jacobi = active.jacobi
+    assert jacobi is not None
+    enqueue(active, max_new_tokens=1000, custom_params={"qspec_sources": ["jacobi"]})
+    outputs = list(range(100, 400))
+    for length in range(1, len(outputs)):
+        trees = active.propose(["a"], [outputs[:length]], 4)
+        if improved:
+            targets = np.array([outputs[length], 900, 901, 902], np.int32)
+            jacobi.improve(["a"], [length], trees, targets)
+    assert jacobi.is_improved("a", length) is improved
+    assert (trees.sizes[0] > 1) is not improved
+
+
 def test_without_the_setting_nothing_is_guessed(active: Speculator) -> None:
     assert active.jacobi is None
     enqueue(active, custom_params={"qspec_sources": ["jacobi"]})
