@@ -130,7 +130,7 @@ def test_wrong_guesses_of_the_target_are_left_out_and_first_ones_are_tried_again
             targets = np.array([outputs[length], 900, 901, 902], np.int32)
             jacobi.improve(["a"], [length], trees, targets)
     assert jacobi.is_improved("a", length) is improved
-    assert (trees.sizes[0] > 1) is not improved
+    assert bool(trees.sizes[0] > 1) is not improved
 
 
 def test_without_the_setting_nothing_is_guessed(active: Speculator) -> None:
