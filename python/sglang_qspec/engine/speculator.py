@@ -57,7 +57,7 @@ class Speculator:
         self.first_drafts = FirstDrafts()
         self.step_proposals = StepProposals()
         count = settings.jacobi_tokens
-        self.jacobi = Jacobi(count, vocab_size) if count else None
+        self.jacobi = Jacobi(count, tries) if count else None
         """Guesses that the target's passes improve; None without the setting."""
         self.sources = Sources(clock)
         self.last_requests = LastRequests()
@@ -130,7 +130,7 @@ class Speculator:
             self.totals.lengths.arrive(len(prompt_ids), max_new_tokens)
             self._insert_guesses(rid, live, custom_params)
             if self.jacobi is not None and "jacobi" in wanted.sources:
-                self.jacobi.begin(rid, prompt_ids)
+                self.jacobi.begin(rid, live.trie.serial, prompt_ids)
         self._commit(rid, live, output_ids[len(live.output_ids) :])
         self.sidecar.submit(live)
 
@@ -239,27 +239,11 @@ class Speculator:
         ]
         self._report(rids)
         if self.jacobi is not None:
-            self._insert_guessed(self.jacobi, drafting)
+            for rid in filter(None, drafting):
+                self.jacobi.draft(rid, len(self._live[rid].output_ids))
         if roots is None:
             roots = [output_ids[-1] for output_ids in outputs]
         return self._tries.propose(drafting, roots, width, paused=self.sources.paused)
-
-    def _insert_guessed(self, jacobi: Jacobi, rids: Sequence[str | None]) -> None:
-        """Insert the present guesses of the requests; earlier ones stay, and may be found."""
-        for rid in rids:
-            live = None if rid is None else self._live.get(rid)
-            if live is not None:
-                place = len(live.output_ids)
-                self._tries.insert(
-                    live.rid,
-                    live.trie.serial,
-                    Source.JACOBI,
-                    0,
-                    place,
-                    0,
-                    jacobi.window(live.rid, place),
-                    greedy=jacobi.is_improved(live.rid, place),
-                )
 
     def follow(self, rids: Sequence[str], outputs: Sequence[Sequence[int]]) -> None:
         """Commit the new tokens of `outputs`, the committed output tokens of each request."""

@@ -60,7 +60,7 @@ class HeadConfig:
     draft_vocab_size: int
     """Number of token ids that the head can draft."""
     layers: tuple[int, ...] | None
-    """Layers of the target whose outputs the head reads; None means `default_layers`."""
+    """The head reads the outputs of these layers of the target; None means `default_layers`."""
     states: int
     """Number of layers that the head reads."""
     fields: Mapping[str, Any]

@@ -10,11 +10,15 @@ import pytest
 from sglang_qspec.engine.requests.jacobi import Jacobi
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.trie import DraftTree, DraftTrees, Source
+from sglang_qspec.trie import DraftTree, DraftTrees, Source, TrieLimits, TrieStore
 from test.engine.speculating import connect, enqueue, finish_pass
 
 VOCAB = 1000
 PROMPT = [5, 6, 7]
+
+
+def new(length: int) -> Jacobi:
+    return Jacobi(length, TrieStore(TrieLimits(vocab_size=VOCAB)))
 
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
@@ -42,8 +46,8 @@ def run(
 
 
 def test_the_iteration_ends_at_the_targets_own_text() -> None:
-    jacobi = Jacobi(4, VOCAB)
-    jacobi.begin("a", PROMPT)
+    jacobi = new(4)
+    jacobi.begin("a", 1, PROMPT)
     text = [8]
     # A token depends on its position alone, so that each guess is right after one pass.
     accepted = run(jacobi, lambda before: 100 + len(before), text, 6)
@@ -52,8 +56,8 @@ def test_the_iteration_ends_at_the_targets_own_text() -> None:
 
 
 def test_a_text_that_depends_on_the_token_before_is_found_pass_by_pass() -> None:
-    jacobi = Jacobi(4, VOCAB)
-    jacobi.begin("a", PROMPT)
+    jacobi = new(4)
+    jacobi.begin("a", 1, PROMPT)
     text = [8]
     run(jacobi, lambda before: (3 * before[-1] + 1) % VOCAB, text, 10)
     assert text == text[:1] + [(3 * token + 1) % VOCAB for token in text[:-1]]
@@ -71,8 +75,8 @@ def test_a_text_that_depends_on_the_token_before_is_found_pass_by_pass() -> None
 def test_only_rows_of_guesses_improve_them(
     nodes: list[int], parents: list[int], targets: list[int], expected: list[int | None]
 ) -> None:
-    jacobi = Jacobi(3, VOCAB)
-    jacobi.begin("a", [6, 7, 6, 7, 6, 7])
+    jacobi = new(3)
+    jacobi.begin("a", 1, [6, 7, 6, 7, 6, 7])
     first = jacobi.window("a", 1)
     assert set(first) <= {6, 7}
     nodes = [{6: first[0], 7: first[1]}.get(token, token) for token in nodes]
@@ -84,13 +88,13 @@ def test_only_rows_of_guesses_improve_them(
 
 
 def test_first_guesses_are_in_the_vocabulary() -> None:
-    jacobi = Jacobi(8, VOCAB)
-    jacobi.begin("a", [-1, VOCAB, 2**31])
+    jacobi = new(8)
+    jacobi.begin("a", 1, [-1, VOCAB, 2**31])
     assert jacobi.window("a", 0) == [0] * 8
 
 
 def test_a_request_without_guesses_has_an_empty_window() -> None:
-    jacobi = Jacobi(8, VOCAB)
+    jacobi = new(8)
     assert jacobi.window("a", 3) == []
     jacobi.improve(["a"], [3], DraftTrees.roots(1), np.array([5], np.int32))
     assert not jacobi.requests
@@ -129,7 +133,6 @@ def test_wrong_guesses_of_the_target_are_left_out_and_first_ones_are_tried_again
         if improved:
             targets = np.array([outputs[length], 900, 901, 902], np.int32)
             jacobi.improve(["a"], [length], trees, targets)
-    assert jacobi.is_improved("a", length) is improved
     assert bool(trees.sizes[0] > 1) is not improved
 
 

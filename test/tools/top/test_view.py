@@ -96,6 +96,17 @@ def test_a_head_is_shown_in_place_of_step_drafts() -> None:
     assert not [line for line in lines if line.startswith("step")]
 
 
+def test_jacobi_guesses_are_shown_once_a_pass_had_some() -> None:
+    def sources(count: int) -> tuple[str, ...]:
+        proposed = {**LOADED[1].value("proposed_tokens"), "jacobi": count}
+        named = {**LOADED[1].value("sources"), "jacobi": LOADED[1].value("sources", "head")}
+        now = later(LOADED[1], proposed_tokens=proposed, sources=named)
+        return Interval(LOADED[1], now).sources
+
+    assert "jacobi" not in sources(0)
+    assert "jacobi" in sources(1)
+
+
 def test_the_tokens_of_the_sources_add_up_to_the_accept_length() -> None:
     lines = drawn(Interval(*LOADED))
     rows = [cells(lines, f"{source} ") for source in Interval(*LOADED).sources]

@@ -14,7 +14,7 @@ from collections.abc import Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.trie import DraftTrees
+from sglang_qspec.trie import DraftTrees, Source, TrieStore
 
 STRIDE = 7919
 """Distance in the prompt of the first guesses of two positions; a prime, so that they differ."""
@@ -23,9 +23,9 @@ STRIDE = 7919
 class Jacobi:
     """Owns the guesses of all requests that have them."""
 
-    def __init__(self, length: int, vocab_size: int) -> None:
-        """Guess `length` tokens at a time."""
-        self._length, self._vocab_size = length, vocab_size
+    def __init__(self, length: int, tries: TrieStore) -> None:
+        """Guess `length` tokens at a time. `tries` has an open trie for each request."""
+        self._length, self._tries = length, tries
         self._requests: dict[str, _Guesses] = {}
 
     @property
@@ -33,9 +33,12 @@ class Jacobi:
         """The ids of the requests."""
         return self._requests.keys()
 
-    def begin(self, rid: str, prompt_ids: Sequence[int]) -> None:
-        """Guess tokens of a request; the first guesses are tokens of its prompt."""
-        self._requests[rid] = _Guesses(prompt_ids, self._vocab_size)
+    def begin(self, rid: str, serial: int, prompt_ids: Sequence[int]) -> None:
+        """Guess tokens of a request, whose trie has this `serial`.
+
+        The first guesses are tokens of its prompt.
+        """
+        self._requests[rid] = _Guesses(serial, prompt_ids, self._tries.limits.vocab_size)
 
     def end(self, rid: str) -> None:
         """Forget a request, if it has guesses."""
@@ -46,10 +49,15 @@ class Jacobi:
         guesses = self._requests.get(rid)
         return [] if guesses is None else guesses.window(output_len, self._length)
 
-    def is_improved(self, rid: str, output_len: int) -> bool:
-        """Whether the first of these guesses comes from the target."""
+    def draft(self, rid: str, output_len: int) -> None:
+        """Insert the guesses into the request's trie; earlier ones stay, and may be found."""
         guesses = self._requests.get(rid)
-        return guesses is not None and output_len in guesses.known
+        if guesses is not None:
+            tokens = guesses.window(output_len, self._length)
+            improved = output_len in guesses.known
+            self._tries.insert(
+                rid, guesses.serial, Source.JACOBI, 0, output_len, 0, tokens, greedy=improved
+            )
 
     def improve(
         self,
@@ -78,7 +86,8 @@ class Jacobi:
 class _Guesses:
     """The guesses of one request, by position in its output."""
 
-    def __init__(self, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, serial: int, prompt_ids: Sequence[int], vocab_size: int) -> None:
+        self.serial = serial
         self._prompt_ids, self._vocab_size = prompt_ids, vocab_size
         self.known: dict[int, int] = {}
         """The target's tokens behind guesses."""
