@@ -13,7 +13,7 @@ from sglang_qspec.policy.forecast import Forecast
 from sglang_qspec.policy.trial_level import FEWEST, LONGEST_GAP, LOSS, WINDOW_S
 
 PASS_S = 0.1
-ALL, TEXTS, NONE = DraftUse
+ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
 GREEDY, SAMPLED, GRAMMAR, MIXED = AnswerKind
 Rates = Mapping[DraftUse, float] | Callable[[DraftUse], float]
 """Tokens per second by use."""

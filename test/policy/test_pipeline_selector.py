@@ -1,4 +1,8 @@
-"""The choice of the pipeline."""
+"""The proposal of a pipeline."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan, PipelineSelector
 from sglang_qspec.policy.pipeline_selector import PERIOD, VOTES
@@ -18,67 +22,98 @@ STEEP = PassCost(cheap_rows=0, row=1.0)
 """The time of a pass is nearly proportional to its rows."""
 
 
-def plan(
-    selector: PipelineSelector, requests: int, agreement: float, step: float, rounds: int = SETTLED
+def propose(
+    selector: PipelineSelector,
+    requests: int,
+    agreement: float,
+    step_times: Sequence[tuple[float, float]],
+    *,
+    widest: int = 5,
+    fixed: bool = False,
+    splits: Callable[[], bool] = lambda: True,
+) -> str:
+    return selector.propose(
+        requests,
+        splits=splits,
+        widest=widest,
+        fixed=fixed,
+        lookahead=16,
+        agreement=agreement,
+        step_times=step_times,
+    )
+
+
+def proposed(
+    selector: PipelineSelector,
+    requests: int,
+    agreement: float,
+    step: float,
+    rounds: int = SETTLED,
+    splits: Callable[[], bool] = lambda: True,
 ) -> list[str]:
-    return [
-        selector.choose(
-            requests,
-            widest=5,
-            fixed=False,
-            lookahead=16,
-            agreement=agreement,
-            step_times=[(1.0, step), (2.0 * requests, 2 * step)],
-        ).pipeline
-        for _ in range(rounds)
-    ]
+    steps = [(1.0, step), (2.0 * requests, 2 * step)]
+    return [propose(selector, requests, agreement, steps, splits=splits) for _ in range(rounds)]
 
 
-def test_ahead_is_chosen_where_a_pass_takes_the_same_time_for_twice_the_requests() -> None:
-    assert set(plan(PipelineSelector(times(FLAT, 0.04)), 8, GOOD, step=0.01)) == {"ahead"}
+def test_ahead_stays_where_a_pass_takes_the_same_time_for_twice_the_requests() -> None:
+    found = proposed(PipelineSelector(times(FLAT, 0.04)), 8, GOOD, step=0.01)
+    assert set(found) == {"ahead"}
 
 
-def test_halves_is_chosen_where_pass_time_doubles_with_requests_and_drafts_often_fail() -> None:
+def test_halves_is_proposed_where_pass_time_doubles_with_requests_and_drafts_often_fail() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
-    assert plan(selector, 8, BAD, step=0.016)[-1] == "halves"
+    assert proposed(selector, 8, BAD, step=0.016)[-1] == "halves"
 
 
-def test_the_pipeline_changes_only_after_several_wins_in_a_row() -> None:
+def test_a_batch_that_cannot_be_split_has_no_proposal_of_halves() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
-    chosen = plan(selector, 8, BAD, step=0.016, rounds=PERIOD * VOTES - 1)
-    assert set(chosen) == {"ahead"}
-    chosen = plan(selector, 8, BAD, step=0.016, rounds=20 * PERIOD)
-    assert set(chosen) == {"halves"}
-    plan(selector, 8, GOOD, step=0.0001, rounds=PERIOD)
-    assert plan(selector, 8, BAD, step=0.016, rounds=PERIOD)[-1] == "halves"
+    found = proposed(selector, 8, BAD, step=0.016, splits=lambda: False)
+    assert "halves" not in found
 
 
-def test_each_batch_size_has_its_own_pipeline() -> None:
+def test_whether_a_batch_splits_is_asked_in_comparisons_only() -> None:
+    """The answer looks at each request of the batch."""
+    asked: list[None] = []
+
+    def splits() -> bool:
+        asked.append(None)
+        return True
+
+    proposed(PipelineSelector(times(STEEP, 0.004)), 8, BAD, step=0.016, splits=splits)
+    assert len(asked) == SETTLED // PERIOD
+
+
+def test_a_proposal_needs_several_wins_in_a_row() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
-    plan(selector, 8, BAD, step=0.016)
-    assert plan(selector, 2, GOOD, step=0.0001)[-1] == "ahead"
-    assert plan(selector, 8, BAD, step=0.016, rounds=1) == ["halves"]
+    found = proposed(selector, 8, BAD, step=0.016, rounds=PERIOD * VOTES - 1)
+    assert set(found) == {"ahead"}
+    found = proposed(selector, 8, BAD, step=0.016, rounds=20 * PERIOD)
+    assert set(found) == {"halves"}
+    assert proposed(selector, 8, GOOD, step=0.0001, rounds=PERIOD)[-1] == "ahead"
+    assert proposed(selector, 8, BAD, step=0.016, rounds=PERIOD)[-1] == "ahead"
+
+
+def test_each_batch_size_has_its_own_proposal() -> None:
+    selector = PipelineSelector(times(STEEP, 0.004))
+    proposed(selector, 8, BAD, step=0.016)
+    assert proposed(selector, 2, GOOD, step=0.0001)[-1] == "ahead"
+    assert proposed(selector, 8, BAD, step=0.016, rounds=1) == ["halves"]
 
 
 def test_one_request_or_missing_measurements_give_ahead() -> None:
     selector = PipelineSelector(times(STEEP, 0.004))
-    assert set(plan(selector, 1, BAD, step=0.016)) == {"ahead"}
-    unmeasured = selector.choose(
-        8, widest=5, fixed=False, lookahead=16, agreement=BAD, step_times=[]
-    )
-    assert unmeasured == PipelinePlan("ahead", 5)
+    assert set(proposed(selector, 1, BAD, step=0.016)) == {"ahead"}
+    assert {propose(selector, 8, BAD, []) for _ in range(SETTLED)} == {"ahead"}
 
 
-def test_halves_limit_the_width_to_what_pays_unless_the_width_is_fixed() -> None:
-    for fixed, width in ((False, 2), (True, 16)):
-        selector = PipelineSelector(times(STEEP, 0.004))
-        for _ in range(SETTLED):
-            chosen = selector.choose(
-                8,
-                widest=16,
-                fixed=fixed,
-                lookahead=16,
-                agreement=BAD,
-                step_times=[(1.0, 0.006), (16.0, 0.016)],
-            )
-        assert chosen == PipelinePlan("halves", width)
+@pytest.mark.parametrize(("fixed", "width"), [(False, 2), (True, 16)])
+def test_halves_limit_the_width_to_what_pays_unless_the_width_is_fixed(
+    fixed: bool, width: int
+) -> None:
+    selector = PipelineSelector(times(STEEP, 0.004))
+    steps = [(1.0, 0.006), (16.0, 0.016)]
+    assert selector.plan(8, "halves", 16) == PipelinePlan("halves", 16), "nothing is known yet"
+    for _ in range(SETTLED):
+        propose(selector, 8, BAD, steps, widest=16, fixed=fixed)
+    assert selector.plan(8, "halves", 16) == PipelinePlan("halves", width)
+    assert selector.plan(8, "ahead", 16) == PipelinePlan("ahead", 16)

@@ -4,7 +4,7 @@ Pass times and acceptance rates predict what drafts are worth, and the other pol
 predictions. `DraftTrials` measures whether they hold. It now and then serves a moment in another
 way, for example without any draft, and keeps the way that gives the most tokens per second. So it
 also counts what no prediction knows: the work between two passes, the cores and the memory
-bandwidth that a sidecar takes from its target.
+bandwidth that a sidecar takes from its target. The pipelines of step drafts are such ways too.
 
 Batches of one kind of answers and one binary order of magnitude share a decision. They begin with
 what is known of other sizes of their kind.
@@ -20,9 +20,10 @@ from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.forecast import Forecast
 from sglang_qspec.policy.trial_level import DraftUse, TrialLevel
 
-ALL, TEXTS, NONE = DraftUse
-WARM_UP_S = {ALL: 1.5, TEXTS: 0.5, NONE: 0.25}
-"""Seconds of decoding after a change that do not count, by the new use."""
+ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
+WARM_UP_S = {ALL: 1.5, SEQUENTIAL: 0.5, HALVES: 0.5, TEXTS: 0.5, NONE: 0.25}
+"""Seconds of decoding after a change that do not count, by the new use. All uses with step drafts
+need those of ALL after a use without them."""
 LONGEST_WARM_UP_S = 6.0
 """Those of ALL if no step draft comes earlier. A sidecar that gets its cores reads the texts of the
 running requests first, and with large models that takes seconds."""
@@ -77,7 +78,7 @@ class DraftTrials:
         self._few = math.inf
         if ratio is not None and 1.0 < ratio < math.inf:
             self._few = FEW / (ratio - 1.0)
-        self._uses = (ALL, NONE) if ratio is None else (ALL, TEXTS, NONE)
+        self._uses = [use for use in DraftUse if use is not TEXTS or ratio is not None]
         self._warm_up_s = dict(WARM_UP_S)
         """Seconds of the latest warm-up of each use."""
         self._gains: dict[AnswerKind, float] = {}
@@ -91,10 +92,12 @@ class DraftTrials:
         """The use of the present round."""
         self._since = math.inf
         """Seconds of decoding since the use changed; infinite before any change."""
+        self._warm_s = 0.0
+        """Seconds of decoding after that change that do not count."""
         self._stay = 0.0
         """Seconds of decoding since the level changed; infinite after new requests."""
         self._cold_s: float | None = 0.0
-        """Seconds for which ALL has been used without a step draft; None after the first one."""
+        """Seconds without a step draft since the use came to have some; None after the first."""
         self._arrived = False
         """Whether new requests have come since the last round."""
 
@@ -108,11 +111,17 @@ class DraftTrials:
         self._arrived = True
 
     def choose(
-        self, requests: int, *, kind: AnswerKind = AnswerKind.MIXED, plain: bool = True
+        self,
+        requests: int,
+        *,
+        kind: AnswerKind = AnswerKind.MIXED,
+        plain: bool = True,
+        proposed: DraftUse = ALL,
     ) -> DraftUse:
         """The drafts of the next round over `requests` of this kind.
 
-        NONE only if `plain` rounds are allowed.
+        NONE only if `plain` rounds are allowed. `proposed` is the use with step drafts whose
+        pipeline is predicted to be the fastest.
         """
         self._requests = requests
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
@@ -126,12 +135,15 @@ class DraftTrials:
             if self._level.unmeasured % FORECAST_EVERY == 0:
                 self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
-        self._level.allow(plain=plain)
+        self._level.allow(plain=plain, proposed=proposed)
         wanted = self._level.wanted
-        takes_cores = wanted is ALL and self._ratio is not None
+        begins_steps = wanted.has_steps and not self._use.has_steps
+        takes_cores = begins_steps and self._ratio is not None
         settled = self._since >= SETTLE_S and not (takes_cores and self._stay < PATIENCE_S)
         if wanted is not self._use and settled:
-            self._use, self._since, self._cold_s = wanted, 0.0, 0.0
+            self._use, self._since = wanted, 0.0
+            self._cold_s = 0.0 if begins_steps else None
+            self._warm_s = WARM_UP_S[ALL if begins_steps else wanted]
         return self._use
 
     def _enter(self, kind: AnswerKind, least: int) -> TrialLevel:
@@ -159,11 +171,14 @@ class DraftTrials:
         ]
         if measured:
             near = min(measured, key=lambda lv: (abs(math.log2(lv.least / least)), lv.least))
-            return near.rates | {ALL: near.rates[ALL] * (near.least / least) ** FALL}
+            best = max(rate for use, rate in near.rates.items() if use.has_steps)
+            fallen = best * (near.least / least) ** FALL
+            return {use: fallen if use.has_steps else rate for use, rate in near.rates.items()}
         found = self._forecast(least)
         if found is not None:
             return self._predicted(kind, found)
-        return {ALL: min(MOST, (self._few / least) ** FALL), TEXTS: LOOKUPS, NONE: 1.0}
+        drafts = min(MOST, (self._few / least) ** FALL)
+        return dict.fromkeys(DraftUse, drafts) | {TEXTS: LOOKUPS, NONE: 1.0}
 
     def skip(self, seconds: float) -> None:
         """Record a decode pass that says nothing about the uses."""
@@ -190,7 +205,7 @@ class DraftTrials:
         if self._use is not NONE:
             self._note_gain(level.kind, tokens - drafted)
         is_cold = self._warms_up(seconds, has_steps=has_steps)
-        if is_cold or self._since < WARM_UP_S[self._use] or level.wanted is not self._use:
+        if is_cold or self._since < self._warm_s or level.wanted is not self._use:
             return
         level.observe(tokens, drafted, seconds, self._requests)
         if level.is_over:
@@ -200,7 +215,7 @@ class DraftTrials:
 
     def _warms_up(self, seconds: float, *, has_steps: bool) -> bool:
         """Whether a pass of `seconds` belongs to the time before the sidecar's first step draft."""
-        if self._use is not ALL or self._ratio is None or self._cold_s is None:
+        if not self._use.has_steps or self._ratio is None or self._cold_s is None:
             return False
         self._cold_s += seconds
         if has_steps or self._cold_s >= LONGEST_WARM_UP_S:
@@ -209,7 +224,7 @@ class DraftTrials:
         return True
 
     def _note_gain(self, kind: AnswerKind, tokens: int) -> None:
-        """Learn what texts give from a pass with ALL or TEXTS that gave `tokens` without steps."""
+        """Learn what texts give from a pass with drafts that gave `tokens` without steps."""
         before = self._gains.get(kind, 1.0)
         weight = min(NEW * self._requests, MOST_NEW)
         self._gains[kind] = before + weight * (tokens / self._requests - before)
@@ -223,7 +238,7 @@ class DraftTrials:
         """Predicted rates of the uses for answers of this kind."""
         texts = max(LOOKUPS, ROWS * self._gains.get(kind, 1.0))
         drafts = found.drafts + BOTH * (texts - 1.0) * found.plain
-        return {ALL: drafts, TEXTS: texts * found.plain, NONE: found.plain}
+        return dict.fromkeys(DraftUse, drafts) | {TEXTS: texts * found.plain, NONE: found.plain}
 
     def _most_texts(self, plain_rate: float) -> float:
         """The most tokens per second that TEXTS can give; infinite where nothing tells.
@@ -231,7 +246,7 @@ class DraftTrials:
         The target speeds up by the ratio at most, and only the sidecar's drafts go.
         """
         level = self._level
-        if self._use is not ALL or self._ratio is None:
+        if not self._use.has_steps or self._ratio is None:
             return math.inf
         others = (level.tokens - level.drafted) / level.seconds
         return self._ratio * max(plain_rate, others)

@@ -1,9 +1,12 @@
-"""Selects the pipeline of a batch: the one with the highest predicted throughput."""
+"""Proposes the pipeline of a batch: the one with the highest predicted throughput.
+
+A prediction only leads to a trial: `policy.DraftTrials` measures the proposed pipeline and decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sglang_qspec.policy.curve import Curve
 from sglang_qspec.policy.pass_times import PassTimes
@@ -11,11 +14,11 @@ from sglang_qspec.policy.pipelines import fastest
 from sglang_qspec.policy.width import LADDER
 
 FIRST = "ahead"
-"""Pipeline before anything is measured, and for a batch that cannot be split into halves."""
+"""Pipeline while no other one is proposed, and for a batch that cannot be split into halves."""
 PERIOD = 16
 """Rounds between two comparisons of the pipelines."""
 MARGIN = 1.1
-"""Factor by which another pipeline must be predicted to be faster."""
+"""Factor by which another pipeline must be predicted to be faster than `FIRST`."""
 VOTES = 3
 """Consecutive comparisons that the other pipeline must win."""
 
@@ -33,50 +36,51 @@ class PipelinePlan:
 
 @dataclass
 class _Log:
-    """Decision and votes for batch sizes of one binary order of magnitude."""
+    """Predictions and votes for batch sizes of one binary order of magnitude."""
 
-    pipeline: str = FIRST
-    width: int = 1
-    """Width at which `pipeline` is predicted to be fastest."""
     rounds: int = 0
     """Rounds served so far."""
     rival: str = FIRST
     """Last pipeline that was predicted to be faster by `MARGIN`."""
     votes: int = 0
     """Consecutive comparisons that `rival` has won."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """Width at which each pipeline is predicted to be fastest."""
 
 
 class PipelineSelector:
     """Compares the pipelines by the formulas of `policy.pipelines`.
 
     V comes from the target's passes (`PassTimes`), D from the sidecar's passes, and alpha from the
-    accepted tokens. The selector changes the pipeline only if another one is clearly better several
-    times in a row, because a change costs a round of drafts. Each binary order of magnitude of the
-    batch size has its own selection.
+    accepted tokens. The selector proposes another pipeline only if it is predicted to be clearly
+    better several times in a row. Each binary order of magnitude of the batch size has its own
+    proposal.
     """
 
     def __init__(self, times: PassTimes) -> None:
         self._times = times
         self._logs: dict[int, _Log] = {}
 
-    def choose(
+    def propose(
         self,
         requests: int,
         *,
+        splits: Callable[[], bool],
         widest: int,
         fixed: bool,
         lookahead: int,
         agreement: float,
         step_times: Sequence[tuple[float, float]],
-    ) -> PipelinePlan:
-        """The plan for the next round of a batch.
+    ) -> str:
+        """The pipeline that is worth a trial in the next rounds of a batch, or `FIRST`.
 
-        A pass verifies at most `widest` tokens of each request, or exactly `widest` if `fixed`.
-        `lookahead` is the maximum length of an `ahead` draft in tokens, and `agreement` is alpha.
-        `step_times` are measured (requests, seconds) pairs of the sidecar's draft steps.
+        It is not `halves` unless the batch `splits`. A pass verifies at most `widest` tokens of
+        each request, or exactly `widest` if `fixed`. `lookahead` is the maximum length of an
+        `ahead` draft in tokens, and `agreement` is alpha. `step_times` are measured (requests,
+        seconds) pairs of the sidecar's draft steps.
         """
         if requests < 2 or widest < 2 or not step_times:
-            return PipelinePlan(FIRST, widest)
+            return FIRST
         log = self._logs.setdefault(requests.bit_length(), _Log())
         log.rounds += 1
         if log.rounds % PERIOD == 0:
@@ -85,19 +89,25 @@ class PipelineSelector:
             found = fastest(
                 lambda _k: agreement, widths, requests, times, step, lookahead=lookahead
             )
-            _steer(log, found)
-        ahead = log.pipeline == "ahead"
-        return PipelinePlan(log.pipeline, widest if ahead else min(log.width, widest))
+            log.widths = {pipeline: width for pipeline, (_, width) in found.items()}
+            if not splits():
+                del found["halves"]
+            _vote(log, {pipeline: rate for pipeline, (rate, _) in found.items()})
+        return log.rival if log.votes >= VOTES else FIRST
+
+    def plan(self, requests: int, pipeline: str, widest: int) -> PipelinePlan:
+        """The plan of a round in this pipeline, whose passes verify at most `widest` tokens."""
+        log = self._logs.get(requests.bit_length())
+        if pipeline == FIRST or log is None:
+            return PipelinePlan(pipeline, widest)
+        return PipelinePlan(pipeline, min(log.widths.get(pipeline, widest), widest))
 
 
-def _steer(log: _Log, expected: Mapping[str, tuple[float, int]]) -> None:
-    """Count a comparison; `expected` has tokens per second and width of each pipeline."""
-    rival = max(expected, key=lambda pipeline: expected[pipeline])
-    if expected[rival][0] < MARGIN * expected[log.pipeline][0]:
-        log.votes = 0
+def _vote(log: _Log, expected: Mapping[str, float]) -> None:
+    """Count a comparison; `expected` has tokens per second of each pipeline."""
+    rival = max(expected, key=expected.__getitem__)
+    if expected[rival] < MARGIN * expected[FIRST]:
+        log.rival, log.votes = FIRST, 0
     else:
         log.votes = log.votes + 1 if rival == log.rival else 1
         log.rival = rival
-        if log.votes >= VOTES:
-            log.pipeline, log.votes = rival, 0
-    log.width = expected[log.pipeline][1]

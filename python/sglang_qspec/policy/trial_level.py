@@ -24,22 +24,39 @@ class DraftUse(Enum):
     """The drafts that the passes of a decode round verify."""
 
     ALL = "all"
-    """All drafts. The sidecar drafts for running requests, on cores of its own if there are any."""
+    """All drafts, in the pipeline of the settings; for `auto` in `ahead`. The sidecar drafts for
+    running requests, on cores of its own if there are any."""
+    SEQUENTIAL = "sequential"
+    """All drafts, in the pipeline `sequential`."""
+    HALVES = "halves"
+    """All drafts, in the pipeline `halves`."""
     TEXTS = "texts"
     """Those that need no sidecar beside the target: lookups, guesses, and completions from the time
     before the request was served. The target has all cores."""
     NONE = "none"
     """No drafts: plain decoding. The target has all cores."""
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the sidecar drafts for running requests."""
+        return self not in (DraftUse.TEXTS, DraftUse.NONE)
 
-ALL, TEXTS, NONE = DraftUse
+    @property
+    def changes_pipeline(self) -> bool:
+        """Whether the drafts are those of `ALL` in another pipeline."""
+        return self in (DraftUse.SEQUENTIAL, DraftUse.HALVES)
+
+
+ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
 DESCRIPTION = {
     ALL: "all drafts",
+    SEQUENTIAL: "all drafts in the pipeline sequential",
+    HALVES: "all drafts in the pipeline halves",
     TEXTS: "only drafts that need no sidecar beside the target",
     NONE: "no drafts",
 }
 """Each use, for the log."""
-WINDOW_S = {ALL: 1.5, TEXTS: 1.5, NONE: 0.5}
+WINDOW_S = dict.fromkeys(DraftUse, 1.5) | {NONE: 0.5}
 """Seconds of decoding that are measured as a whole. Plain passes differ least."""
 FEWEST = 8
 """Number of passes that a window has at least, however long they are."""
@@ -47,7 +64,7 @@ MEMORY_S = 30.0
 """Seconds of decoding in which measurements fade to 1/e, because texts change."""
 KEPT_S = 1.5
 """Seconds of each use that do not fade: its last measurements count until it is tried again."""
-FIRST_GAP, LONGEST_GAP = {ALL: 3, TEXTS: 2, NONE: 6}, 64
+FIRST_GAP, LONGEST_GAP = {ALL: 3, SEQUENTIAL: 2, HALVES: 2, TEXTS: 2, NONE: 6}, 64
 """Time between two trials of another use, in windows of that use: FIRST_GAP at first, then four
 times the last gap, up to LONGEST_GAP. The shorter a trial, the sooner it comes."""
 LOSS = 0.01
@@ -101,6 +118,8 @@ class TrialLevel:
     """The use that is being tried in place of the decision."""
     plain: bool = True
     """Whether rounds without drafts are allowed now."""
+    proposed: DraftUse = ALL
+    """The use in whose pipeline the drafts are predicted to give the most tokens per second."""
     served: dict[DraftUse, Served] = field(
         default_factory=lambda: {use: Served() for use in DraftUse}
     )
@@ -143,14 +162,14 @@ class TrialLevel:
         """The use of the present window."""
         return self.use if self.trial is None else self.trial
 
-    def allow(self, *, plain: bool) -> None:
-        """Allow rounds without drafts, or end them."""
-        self.plain = plain
+    def allow(self, *, plain: bool, proposed: DraftUse) -> None:
+        """Allow rounds without drafts, or end them; `proposed` may be tried from now on."""
+        self.plain, self.proposed = plain, proposed
         if plain or self.wanted is not NONE:
             return
         self.trial = None
         if self.use is NONE:
-            self.use = self.uses[-2]
+            self.use = TEXTS if TEXTS in self.uses else ALL
         self._clear()
 
     @property
@@ -162,17 +181,22 @@ class TrialLevel:
     def rates(self) -> dict[DraftUse, float]:
         """Output tokens per second of each use: measured, or assumed in proportion to these.
 
-        Without any measurement they are the assumed ones.
+        Without any measurement they are the assumed ones. A pipeline that was not measured is no
+        faster than the first one: predictions of it only lead to a trial.
         """
         tokens = sum(self.served[use].tokens for use in self.uses)
         expected = sum(self.assumed[use] * self.served[use].seconds for use in self.uses)
         scale = tokens / expected if expected else 1.0
-        return {
-            use: served.tokens / served.seconds
-            if served.seconds
-            else self.expected.get(use, scale * self.assumed[use])
-            for use, served in ((use, self.served[use]) for use in self.uses)
-        }
+        rates: dict[DraftUse, float] = {}
+        for use in self.uses:
+            served = self.served[use]
+            if served.seconds:
+                rates[use] = served.tokens / served.seconds
+            elif use.changes_pipeline:
+                rates[use] = rates[ALL]
+            else:
+                rates[use] = self.expected.get(use, scale * self.assumed[use])
+        return rates
 
     def observe(self, tokens: int, drafted: int, seconds: float, requests: int) -> None:
         """Record a pass of the present window, as `DraftTrials.observe` describes it."""
@@ -222,11 +246,15 @@ class TrialLevel:
         self.passes, self.seconds, self.tokens, self.drafted, self.requests = 0, 0.0, 0, 0, 0
 
     def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
-        """The use to try in the next window, if one is due."""
+        """The use to try in the next window, if one is due.
+
+        Another pipeline is tried only while it is proposed.
+        """
         due = {
             other: self.since[other] / self._gap(other, rates)
             for other in rates
             if other is not self.use
+            and (other is self.proposed or not other.changes_pipeline)
             and not (other is TEXTS and rates[self.use] > MARGIN * most_texts)  # it cannot win
         }
         latest = max(due, key=due.__getitem__, default=None)

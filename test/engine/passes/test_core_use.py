@@ -23,7 +23,7 @@ from sglang_qspec.trie import DraftTree, DraftTrees, Source
 REQUESTS = 2
 PASS_S = 0.5
 RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
-ALL, TEXTS, NONE = DraftUse
+ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
 
 
 @dataclass

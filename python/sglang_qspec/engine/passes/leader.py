@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sglang_qspec.config import QSpecConfig
@@ -241,12 +242,14 @@ class Leader:
             with guarded("planning a decoding round"):
                 self.accounting.end_run()
                 rids = lineup.rids
-                use = self._core_use.enter(len(rids), self._runtime, lineup.kind)
+                splits = partial(self._splits, batch, rids)
+                proposed = self._rounds.propose(len(rids), splits=splits)
+                use = self._core_use.enter(len(rids), self._runtime, lineup.kind, proposed)
                 if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
                     use = DraftUse.NONE  # a batch of this size has no room for drafts
                 plan = self._rounds.begin(
                     len(rids),
-                    splits=lambda: self._splits(batch, rids),
+                    splits=splits,
                     use=use,
                     keeps_drafting=self._core_use.keeps_drafting,
                 )

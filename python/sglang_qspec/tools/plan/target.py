@@ -12,12 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_qspec.config import QSpecConfig
+from sglang_qspec.config import PIPELINES, QSpecConfig
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.halves import Halves
 from sglang_qspec.engine.passes.decide.proposer import Proposer
 from sglang_qspec.engine.passes.decide.rounds import Rounds
-from sglang_qspec.policy import GPU_COST, PassCost, PassTimes, PipelinePlan
+from sglang_qspec.policy import (
+    GPU_COST,
+    DraftTrials,
+    DraftUse,
+    PassCost,
+    PassTimes,
+    PipelinePlan,
+)
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock, Process, Signal, Wait
@@ -113,6 +120,8 @@ class SimulatedTarget:
         )
         self._accounting = PassAccounting(self._drafts, runtime, clock.time, times=times)
         self._rounds = Rounds(self._drafts, runtime, times)
+        self._times = times
+        self._trials = DraftTrials() if enabled and pipeline not in PIPELINES else None
         self._halves = Halves()
         self._queue: deque[SimulatedRequest] = deque()
         self._running: list[SimulatedRequest] = []
@@ -155,7 +164,13 @@ class SimulatedTarget:
     def _round(self) -> Process:
         rids = [request.rid for request in self._running]
         self._drafts.others_wait = bool(self._queue)
-        plan = self._rounds.begin(len(rids), splits=self._splits)
+        use = DraftUse.ALL
+        if self._trials is not None:
+            proposed = self._rounds.propose(len(rids), splits=self._splits)
+            use = self._trials.choose(len(rids), proposed=proposed)
+        plan = self._rounds.begin(
+            len(rids), splits=self._splits, use=use, keeps_drafting=use is DraftUse.NONE
+        )
         if self._drafts.sidecar.source in self._drafts.sources.paused:
             self._link.lookahead = 0
         parts = [rids]
@@ -190,6 +205,9 @@ class SimulatedTarget:
         self._accounting.record(rids, plan.pipeline, proposal, accepted, [RIGHT] * len(rids))
         tokens = sum(request.done for request in self._running) - before
         self._count(len(rids), seconds, proposal.waited, tokens)
+        if self._trials is not None:
+            plain_rate = len(rids) / self._times.seconds(len(rids), 1)
+            self._trials.observe(tokens, 0, seconds + proposal.waited, plain_rate)
 
     def _count(self, requests: int, seconds: float, waited: float, tokens: int) -> None:
         self.counts.passes += 1

@@ -77,11 +77,16 @@ class CoreUse:
         speculator.totals.trials = self._trials
 
     def enter(
-        self, requests: int, settings: RuntimeSettings, kind: AnswerKind = AnswerKind.MIXED
+        self,
+        requests: int,
+        settings: RuntimeSettings,
+        kind: AnswerKind = AnswerKind.MIXED,
+        proposed: DraftUse = DraftUse.ALL,
     ) -> DraftUse:
         """Take the CPUs for a decode round over a batch of this `kind`; return the drafts it uses.
 
-        With a fixed pipeline of step drafts in `settings` the sidecar always drafts.
+        With a fixed pipeline of step drafts in `settings` the sidecar always drafts. The drafts are
+        predicted to be worth most in the pipeline of the use that is `proposed`.
         """
         sidecar = self._speculator.sidecar
         self._settings = settings
@@ -95,10 +100,15 @@ class CoreUse:
         self._use = DraftUse.ALL
         if self._measured is not None:
             self._speculator.totals.trials = self._measured
-            self._use = self._measured.choose(requests, kind=kind, plain=not settings.fixed_width)
-        if self._use is DraftUse.ALL and not drafts:
+            self._use = self._measured.choose(
+                requests,
+                kind=kind,
+                plain=not settings.fixed_width,
+                proposed=proposed if drafts else DraftUse.ALL,
+            )
+        if self._use.has_steps and not drafts:
             self._use = DraftUse.TEXTS
-        everything = self._use is not DraftUse.ALL
+        everything = not self._use.has_steps
         if self._shares and self._cores is not None:
             sidecar.starved = everything
             cpus = self._cores.use(everything=everything)
@@ -207,6 +217,6 @@ class CoreUse:
     def lost_seconds(self, seconds: float) -> float:
         """Seconds that the latest decode pass, of `seconds`, lost to a sidecar on its device."""
         slowdown = self._speculator.totals.target_slowdown
-        if slowdown is None or self._use is not DraftUse.ALL:
+        if slowdown is None or not self._use.has_steps:
             return 0.0
         return max(0.0, seconds * (1.0 - 1.0 / slowdown))
