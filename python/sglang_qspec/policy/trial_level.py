@@ -248,13 +248,14 @@ class TrialLevel:
     def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
         """The use to try in the next window, if one is due.
 
-        Another pipeline is tried only while it is proposed.
+        Another pipeline is tried only while it is proposed, and after the first one.
         """
+        known = self.served[ALL].seconds > 0.0
         due = {
             other: self.since[other] / self._gap(other, rates)
             for other in rates
             if other is not self.use
-            and (other is self.proposed or not other.changes_pipeline)
+            and (not other.changes_pipeline or (known and other is self.proposed))
             and not (other is TEXTS and rates[self.use] > MARGIN * most_texts)  # it cannot win
         }
         latest = max(due, key=due.__getitem__, default=None)

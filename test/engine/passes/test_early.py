@@ -33,7 +33,7 @@ from sglang_qspec.engine.ranks import RankGroup
 from sglang_qspec.engine.scheduler import early
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
-from sglang_qspec.policy import PipelinePlan
+from sglang_qspec.policy import DraftUse, PipelinePlan
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees
 from test.engine.simulation import Clock
@@ -213,7 +213,9 @@ def test_a_sidecar_that_drafts_gets_every_token_in_order(
     engine.runtime.enabled = False
     assert all(engine.round() for _ in range(3))
     assert live.output_ids == [8]
-    rounds: Any = SimpleNamespace(begin=lambda *_, **__: PipelinePlan("ahead", 1))
+    rounds: Any = SimpleNamespace(
+        propose=lambda *_, **__: DraftUse.ALL, begin=lambda *_, **__: PipelinePlan("ahead", 1)
+    )
     engine.leader._rounds = rounds
     engine.active.sidecar.lookahead = 4
     assert engine.round() is None
