@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
-from test.heads.tiny import random_head
+from sglang_qspec.heads.model import Eagle2Head, Head
+from test.heads.tiny import random_eagle2, random_head
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -30,6 +31,7 @@ def test_a_saved_head_is_loaded_again(tmp_path: Path) -> None:
     head = random_head()
     checkpoint.save(head, tmp_path, torch.float32)
     again = checkpoint.load(tmp_path, torch.float32, CPU)
+    assert isinstance(again, Head)
     assert again.config.draft_vocab_size == 80
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
@@ -44,6 +46,7 @@ def test_weights_may_have_the_names_of_other_publishers(tmp_path: Path) -> None:
         tensors["model.embed_tokens.weight"] = torch.zeros(260, 64)
 
     again = checkpoint.load(changed(tmp_path, rename), torch.bfloat16, CPU)
+    assert isinstance(again, Head)
     wanted = random_head().state_dict()["midlayer.mlp.up_proj.weight"]
     assert torch.equal(again.midlayer.mlp.up_proj.weight, wanted.bfloat16())
 
@@ -54,7 +57,29 @@ def test_a_head_with_all_ids_needs_no_table(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / checkpoint.WEIGHTS)
     del tensors["d2t"], tensors["t2d"]
     save_file(tensors, tmp_path / checkpoint.WEIGHTS)
-    assert checkpoint.load(tmp_path, torch.float32, CPU).target_ids.tolist() == list(range(260))
+    again = checkpoint.load(tmp_path, torch.float32, CPU)
+    assert isinstance(again, Head)
+    assert again.target_ids.tolist() == list(range(260))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_eagle_2_head_is_loaded_with_the_names_of_publishers(
+    tmp_path: Path, *, bias: bool
+) -> None:
+    """Published checkpoints have copies of the target's weights, too."""
+    head = random_eagle2(bias=bias)
+    checkpoint.save(head, tmp_path, torch.float32)
+    tensors = load_file(tmp_path / checkpoint.WEIGHTS)
+    for name in list(tensors):
+        tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+    tensors |= {name: torch.zeros(260, 64) for name in ("embed_tokens.weight", "lm_head.weight")}
+    save_file(tensors, tmp_path / checkpoint.WEIGHTS)
+    again = checkpoint.load(tmp_path, torch.float32, CPU)
+    assert isinstance(again, Eagle2Head)
+    assert again.state_dict().keys() == head.state_dict().keys()
+    assert ("fc.bias" in again.state_dict()) is bias
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize(
@@ -87,5 +112,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.safetensors: "):
         checkpoint.load(tmp_path, torch.float32, CPU)
     path.unlink()
-    with pytest.raises(ConfigError, match="has no file"):
+    with pytest.raises(ConfigError, match=r"has no file \*.safetensors$"):
+        checkpoint.load(tmp_path, torch.float32, CPU)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match="but has pytorch_model.bin: save its weights as safeten"):
         checkpoint.load(tmp_path, torch.float32, CPU)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import ARCHITECTURE, default_layers, for_target, is_head, read
-from test.heads.tiny import SHAPE
+from sglang_qspec.heads.config import HeadKind, default_layers, for_target, is_head, read
+from test.heads.tiny import EAGLE2, SHAPE
 
 GIVEN = {**for_target(SHAPE, 80).fields}
 """A configuration that is allowed."""
@@ -41,7 +41,10 @@ def test_published_heads_leave_much_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, f"must be {ARCHITECTURE}"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "must be LlamaForCausalLMEagle3 or LlamaForCausalLMEagle$",
+        ),
         ({"architectures": "x"}, r"\$\.architectures"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but only 1 is supported"),
@@ -69,6 +72,34 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read(written(tmp_path, **changed))
+
+
+def test_an_eagle_2_head(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**EAGLE2, "tie_word_embeddings": True}))
+    found = read(tmp_path)
+    assert (found.kind, found.states, found.layers) == (HeadKind.EAGLE2, 1, None)
+    assert found.draft_vocab_size == found.vocab_size == 260
+    found.check_target({**SHAPE, "num_hidden_layers": 1})  # it reads no layer below the last one
+    with pytest.raises(ConfigError, match="hidden_size 64, but the target has 128"):
+        found.check_target({**SHAPE, "hidden_size": 128})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but only 1 is supported"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"draft_vocab_size": 100}, "draft_vocab_size is 100, but only 260 is supported"),
+        ({"hot_vocab_size": 100}, "hot_vocab_size is 100, but only 260 is supported"),
+        ({"target_hidden_size": 32}, "target_hidden_size is 32, but only 64 is supported"),
+    ],
+)
+def test_what_an_eagle_2_head_cannot_have_is_named(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**EAGLE2, **changed}))
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path)
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:

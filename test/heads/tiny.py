@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_qspec.heads.config import for_target
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.config import HeadConfig, HeadKind, for_target
+from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 
 VOCAB, END = 260, 258
 SHAPE = {
@@ -56,10 +56,28 @@ def random_head(draft_vocab: int = 80) -> Head:
     return head.eval()
 
 
+EAGLE2 = SHAPE | {
+    "architectures": [HeadKind.EAGLE2.value],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+}
+"""The `config.json` of an EAGLE-2 head."""
+
+
+def random_eagle2(*, bias: bool = True) -> Eagle2Head:
+    """An EAGLE-2 head with random weights."""
+    torch.manual_seed(3)
+    config = HeadConfig(HeadKind.EAGLE2, 64, 64, VOCAB, VOCAB, None, 1, EAGLE2)
+    head = Eagle2Head(config, bias=bias)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.1)  # it has no norm that would limit its output
+    return head.eval()
+
+
 class Drafting:
     """A head that drafts token by token, as `drafts` of a head are made."""
 
-    def __init__(self, head: Head, embedding: torch.Tensor) -> None:
+    def __init__(self, head: AnyHead, embedding: torch.Tensor) -> None:
         self._head, self._embedding = head, embedding
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -68,13 +86,13 @@ class Drafting:
         """The output of the next row."""
         position = torch.tensor([[len(self.keys)]])
         embeds = self._embedding[token][None, None]
-        query, key, value = self._head.inputs(embeds, hidden[None, None], position)
+        query, key, value, residual = self._head.inputs(embeds, hidden[None, None], position)
         self.keys.append(key)
         self.values.append(value)
         mixed = functional.scaled_dot_product_attention(
             query, torch.cat(self.keys, 2), torch.cat(self.values, 2), enable_gqa=True
         )
-        return self._head.output(mixed, hidden[None, None])[0, 0]
+        return self._head.output(mixed, residual)[0, 0]
 
     def cut(self, length: int) -> None:
         """Forget the rows from this one on."""

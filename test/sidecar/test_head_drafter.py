@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import LlamaForCausalLM
 
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.config import HeadKind
+from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Close,
@@ -34,7 +36,7 @@ from sglang_qspec.sidecar.head_drafter import HeadDrafter
 from sglang_qspec.sidecar.head_model import HeadModel, HeadOptions
 from sglang_qspec.sidecar.options import parser
 from test.fuzz.frames import Frames
-from test.heads.tiny import VOCAB, Drafting, random_head, write_target
+from test.heads.tiny import VOCAB, Drafting, random_eagle2, random_head, write_target
 
 PEER = Peer("server", b"1", VOCAB)
 WIDTH = 64
@@ -42,12 +44,15 @@ TEXT = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(5)).t
 STATES = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(6)).bfloat16()
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=HeadKind, ids=lambda kind: kind.name)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """Folders of a head and its target."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "head").mkdir()
-    checkpoint.save(random_head(), folder / "head", torch.float32)
+    head = random_head() if request.param is HeadKind.EAGLE3 else random_eagle2()
+    checkpoint.save(head, folder / "head", torch.float32)
     return folder / "head", write_target(folder / "target")
 
 
@@ -67,14 +72,22 @@ def drafter(model: HeadModel) -> Iterator[HeadDrafter]:
 
 
 @pytest.fixture(scope="module")
-def reference(folders: tuple[Path, Path]) -> tuple[Head, torch.Tensor]:
+def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     """The head, and the target's embeddings."""
     head = checkpoint.load(folders[0], torch.float32, torch.device("cpu"))
-    return head, head_model._embedding(folders[1])
+    target = LlamaForCausalLM.from_pretrained(folders[1]).eval()
+    if isinstance(head, Eagle2Head):
+        head.lm_head = target.lm_head.weight
+    return head, target.model.embed_tokens.weight
+
+
+def ids_of(head: AnyHead) -> torch.Tensor:
+    """The target's ids that a head drafts."""
+    return head.target_ids if isinstance(head, Head) else torch.arange(VOCAB)
 
 
 def drafts_of(
-    reference: tuple[Head, torch.Tensor], length: int, count: int, begin: int = 0
+    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
 ) -> list[int]:
     """The greedy draft of `count` tokens behind the first `length` tokens of TEXT.
 
@@ -87,7 +100,7 @@ def drafts_of(
         for place in range(begin, length - 1):
             output = drafting.row(TEXT[place + 1], STATES[place].float())
         while True:
-            found.append(int(head.target_ids[head.logits(output).argmax()]))
+            found.append(int(ids_of(head)[head.logits(output).argmax()]))
             if len(found) == count:
                 return found
             output = drafting.row(found[-1], output)
@@ -130,7 +143,7 @@ def tokens_of(messages: Sequence[FromSidecar], submission: int = 1) -> list[int]
 
 
 def test_it_drafts_as_the_head_does(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3)
@@ -159,7 +172,7 @@ def test_an_idle_drafter_advances_nothing(drafter: HeadDrafter) -> None:
 
 
 def test_texts_of_several_requests_share_passes(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     messages = []
     for number, prompt in ((1, 5), (2, 30), (3, 12)):
@@ -172,7 +185,7 @@ def test_texts_of_several_requests_share_passes(
 
 
 def test_states_may_come_in_parts_twice_and_late(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     assert run(drafter, submit(10), states(0, 4), states(2, 8)) == []
     found = run(drafter, commit(0, TEXT[10:11]))
@@ -183,14 +196,14 @@ def test_states_may_come_in_parts_twice_and_late(
 
 @pytest.mark.parametrize("begin", [4, 6])
 def test_a_cached_prefix_has_no_states(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor], begin: int
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor], begin: int
 ) -> None:
     found = run(drafter, submit(10), states(begin, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3, begin)
 
 
 def test_the_head_begins_anew_behind_a_gap(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     found = run(drafter, states(12, 14), commit(1, TEXT[11:15]))
@@ -203,7 +216,7 @@ def test_one_state_is_too_few(drafter: HeadDrafter) -> None:
 
 
 def test_sampled_drafts_have_the_seed_of_the_request(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     seeded = SeededSampling(seed=7, temperature=1.0)
     messages = [states(0, 10), commit(0, TEXT[10:11])]
@@ -212,7 +225,7 @@ def test_sampled_drafts_have_the_seed_of_the_request(
     assert first != drafts_of(reference, 11, 3)
     chances = SeededSampling(seed=0, temperature=1.0, probabilities=True)
     found = run(drafter, submit(10, seeded=chances), *messages)
-    head = set(reference[0].target_ids.tolist())
+    head = set(ids_of(reference[0]).tolist())
     for message in found:
         assert isinstance(message, Drafted)
         (candidates,) = message.candidates
@@ -221,7 +234,7 @@ def test_sampled_drafts_have_the_seed_of_the_request(
 
 
 def test_a_stop_token_ends_a_draft(
-    drafter: HeadDrafter, reference: tuple[Head, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     expected = drafts_of(reference, 11, 3)
     stops = [expected[1]]

@@ -11,52 +11,51 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import read
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.config import HeadConfig, HeadKind, read
+from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 
 WEIGHTS = "model.safetensors"
 FIRST_LAYER = "layers.0."
 """How some checkpoints call `midlayer`."""
-IGNORED = frozenset({"t2d", "embed_tokens.weight"})
+IGNORED = {
+    HeadKind.EAGLE3: frozenset({"t2d", "embed_tokens.weight"}),
+    HeadKind.EAGLE2: frozenset({"lm_head.weight", "embed_tokens.weight"}),
+}
 """What follows from `d2t` or belongs to the target."""
 
 
-def save(head: Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save(head: AnyHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a head into an existing folder, with weights in `dtype`."""
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in head.state_dict().items()
     }
-    has_id = torch.zeros(head.config.vocab_size, dtype=torch.bool)
-    has_id[head.target_ids.cpu()] = True
-    tensors["t2d"] = has_id
+    if isinstance(head, Head):
+        has_id = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        has_id[head.target_ids.cpu()] = True
+        tensors["t2d"] = has_id
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     fields = {**head.config.fields, "dtype": str(dtype).removeprefix("torch.")}
     text = json.dumps(fields, indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Head:
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> AnyHead:
     """Load a head. Raises ConfigError if it is damaged, or not supported."""
     config = read(folder)
+    found = {_own_name(name): tensor for name, tensor in _weights(folder, device).items()}
     try:
         with torch.device("meta"):
-            head = Head(config)
+            head = _empty(config, has_bias="fc.bias" in found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    tensors: dict[str, torch.Tensor] = {}
-    paths = sorted(folder.glob("*.safetensors"))
-    try:
-        for path in paths:
-            tensors |= load_file(path, device=str(device))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not paths:
-        raise ConfigError(f"{folder} has no file *.safetensors")
-    found = {_own_name(name): tensor for name, tensor in tensors.items()}
-    if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
-        found["d2t"] = torch.zeros(config.vocab_size, dtype=torch.int64, device=device)
-    _check(folder, head, found)
+    if isinstance(head, Head):
+        if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
+            found["d2t"] = torch.zeros(config.vocab_size, dtype=torch.int64, device=device)
+        _check(folder, head, found)
+        _check_ids(folder, head, found["d2t"])
+    else:
+        _check(folder, head, found)
     given = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int64)
         for name, tensor in found.items()
@@ -66,8 +65,34 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Head:
     return head.eval()
 
 
+def _empty(config: HeadConfig, *, has_bias: bool) -> AnyHead:
+    """A head without weights."""
+    if config.kind is HeadKind.EAGLE2:
+        return Eagle2Head(config, bias=has_bias)
+    return Head(config)
+
+
+def _weights(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint. Raises ConfigError."""
+    tensors: dict[str, torch.Tensor] = {}
+    paths = sorted(folder.glob("*.safetensors"))
+    try:
+        for path in paths:
+            tensors |= load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not paths:
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        found = f", but has {others[0]}: save its weights as safetensors" if others else ""
+        raise ConfigError(f"{folder} has no file *.safetensors{found}")
+    return tensors
+
+
 def load_projection(folder: Path, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The weights of `Head.fc` alone, [width, states * target width]. Raises ConfigError."""
+    """The weights of an EAGLE-3 head's `fc` alone, [width, states * target width].
+
+    Raises ConfigError.
+    """
     return load(folder, dtype, device).fc.weight.detach().clone()
 
 
@@ -77,9 +102,9 @@ def _own_name(name: str) -> str:
     return name.replace(FIRST_LAYER, "midlayer.", 1) if name.startswith(FIRST_LAYER) else name
 
 
-def _check(folder: Path, head: Head, found: dict[str, Any]) -> None:
+def _check(folder: Path, head: AnyHead, found: dict[str, Any]) -> None:
     """Raise ConfigError unless `found` has the weights of the head; remove what is ignored."""
-    for name in IGNORED & found.keys():
+    for name in IGNORED[head.config.kind] & found.keys():
         del found[name]
     wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     for name, shape in wanted.items():
@@ -91,7 +116,11 @@ def _check(folder: Path, head: Head, found: dict[str, Any]) -> None:
             )
     if more := sorted(found.keys() - wanted.keys()):
         raise ConfigError(f"{folder} has weights that are not supported: {', '.join(more[:3])}")
-    ids = torch.arange(len(found["d2t"]), device=found["d2t"].device) + found["d2t"]
+
+
+def _check_ids(folder: Path, head: Head, d2t: torch.Tensor) -> None:
+    """Raise ConfigError unless all ids of the head are ids of the target."""
+    ids = torch.arange(len(d2t), device=d2t.device) + d2t
     if int(ids.min()) < 0 or int(ids.max()) >= head.config.vocab_size:
         raise ConfigError(
             f"{folder}: d2t leads to ids from {int(ids.min())} to {int(ids.max())}, but the target "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,16 @@ import msgspec
 
 from sglang_qspec.errors import ConfigError
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
-"""SGLang's name of the class that loads these heads."""
+
+class HeadKind(Enum):
+    """The kinds of heads, by SGLang's names of the classes that load them."""
+
+    EAGLE3 = "LlamaForCausalLMEagle3"
+    """Reads the outputs of several layers of its target."""
+    EAGLE2 = "LlamaForCausalLMEagle"
+    """Reads what the target's LM head reads, and drafts with that LM head."""
+
+
 STATES = 3
 """Number of the target's hidden states that a head reads by default."""
 MOST_STATES = 16
@@ -45,12 +54,14 @@ class _Content(msgspec.Struct, frozen=True):
     fc_norm: bool = False
     use_aux_norm: bool = False
     norm_output: bool = False
+    hot_vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
 class HeadConfig:
     """A head with one decoder layer. Widths are numbers of features."""
 
+    kind: HeadKind
     hidden_size: int
     """Width of the head, which is that of the target's embeddings."""
     target_hidden_size: int
@@ -60,14 +71,17 @@ class HeadConfig:
     draft_vocab_size: int
     """Number of token ids that the head can draft."""
     layers: tuple[int, ...] | None
-    """The head reads the outputs of these layers of the target; None means `default_layers`."""
+    """An EAGLE-3 head reads the outputs of these layers; None means `default_layers`."""
     states: int
-    """Number of layers that the head reads."""
+    """Number of the target's states that the head reads at a token."""
     fields: Mapping[str, Any]
     """Fields of the decoder layer, for transformers' `LlamaConfig`."""
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
-        """The layers to read of a target with this number of layers. Raises ConfigError."""
+        """The layers that an EAGLE-3 head reads of a target with this number of layers.
+
+        Raises ConfigError.
+        """
         layers = default_layers(target_layers) if self.layers is None else self.layers
         if max(layers) >= target_layers - 1:
             raise ConfigError(
@@ -87,7 +101,8 @@ class HeadConfig:
                 raise ConfigError(
                     f"the head is for a target with {name} {own}, but the target has {target}"
                 )
-        self.layers_of(int(config["num_hidden_layers"]))
+        if self.kind is HeadKind.EAGLE3:
+            self.layers_of(int(config["num_hidden_layers"]))
 
 
 def default_layers(target_layers: int) -> tuple[int, ...]:
@@ -103,7 +118,11 @@ def default_layers(target_layers: int) -> tuple[int, ...]:
 
 def is_head(content: Mapping[str, Any]) -> bool:
     """Whether the content of a `config.json` is that of a head which this part can run."""
-    return ARCHITECTURE in (content.get("architectures") or ())
+    return _kind_of(content.get("architectures") or ()) is not None
+
+
+def _kind_of(architectures: Sequence[str]) -> HeadKind | None:
+    return next((kind for kind in HeadKind if kind.value in architectures), None)
 
 
 def is_head_folder(folder: Path) -> bool:
@@ -131,20 +150,28 @@ def read(folder: Path) -> HeadConfig:
         content = msgspec.convert(fields, _Content)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    if ARCHITECTURE not in content.architectures:
-        named = ", ".join(content.architectures)
-        raise ConfigError(f"{path}: architectures is {named}, but must be {ARCHITECTURE}")
-    for name, value, allowed in (
+    kind = _kind_of(content.architectures)
+    if kind is None:
+        named, names = (
+            ", ".join(content.architectures),
+            " or ".join(kind.value for kind in HeadKind),
+        )
+        raise ConfigError(f"{path}: architectures is {named}, but must be {names}")
+    _check_fields(
+        path,
         ("num_hidden_layers", content.num_hidden_layers, 1),
+        ("attention_bias", content.attention_bias, False),
+    )
+    if kind is HeadKind.EAGLE2:
+        return _eagle2(path, content, fields)
+    _check_fields(
+        path,
         ("tie_word_embeddings", content.tie_word_embeddings, False),
         ("bias", content.bias, False),
-        ("attention_bias", content.attention_bias, False),
         ("norm_before_fc", content.norm_before_fc, False),
         ("fc_norm", content.fc_norm or content.use_aux_norm, False),
         ("norm_output", content.norm_output, False),
-    ):
-        if value != allowed:
-            raise ConfigError(f"{path}: {name} is {value}, but only {allowed} is supported")
+    )
     eagle = content.eagle_config or _Eagle()
     if not eagle.use_aux_hidden_state:
         raise ConfigError(f"{path}: use_aux_hidden_state is false, but only true is supported")
@@ -152,6 +179,7 @@ def read(folder: Path) -> HeadConfig:
     states = content.num_aux_hidden_states or (len(layers) if layers else STATES)
     _check_layers(path, layers, states)
     return HeadConfig(
+        kind=kind,
         hidden_size=content.hidden_size,
         target_hidden_size=content.target_hidden_size or content.hidden_size,
         vocab_size=content.vocab_size,
@@ -160,6 +188,25 @@ def read(folder: Path) -> HeadConfig:
         states=states,
         fields=fields,
     )
+
+
+def _eagle2(path: Path, content: _Content, fields: Mapping[str, Any]) -> HeadConfig:
+    """The configuration of an EAGLE-2 head."""
+    width, ids = content.hidden_size, content.vocab_size
+    _check_fields(
+        path,
+        ("target_hidden_size", content.target_hidden_size or width, width),
+        ("draft_vocab_size", content.draft_vocab_size or ids, ids),
+        ("hot_vocab_size", content.hot_vocab_size or ids, ids),
+    )
+    return HeadConfig(HeadKind.EAGLE2, width, width, ids, ids, None, 1, fields)
+
+
+def _check_fields(path: Path, *found: tuple[str, int, int]) -> None:
+    """Raise ConfigError unless each (name, value, only supported value) is supported."""
+    for name, value, allowed in found:
+        if value != allowed:
+            raise ConfigError(f"{path}: {name} is {value}, but only {allowed} is supported")
 
 
 def _check_layers(path: Path, layers: Sequence[int] | None, states: int) -> None:
@@ -185,13 +232,54 @@ def _rises(layers: Sequence[int]) -> bool:
     return min(layers) >= 0 and list(layers) == sorted(set(layers))
 
 
-def for_target(
-    target: Mapping[str, Any], draft_vocab_size: int, layers: Sequence[int] | None = None
-) -> HeadConfig:
-    """The configuration of a new head for a target with this `config.json`.
+def eagle2_for_target(target: Mapping[str, Any]) -> HeadConfig:
+    """The configuration of a new EAGLE-2 head for a target with this `config.json`.
 
     Raises ConfigError if the target has no decoder layers as Llama has them.
     """
+    fields = _decoder_fields(target) | {"architectures": [HeadKind.EAGLE2.value]}
+    width, ids = target["hidden_size"], target["vocab_size"]
+    return HeadConfig(HeadKind.EAGLE2, width, width, ids, ids, None, 1, fields)
+
+
+def for_target(
+    target: Mapping[str, Any], draft_vocab_size: int, layers: Sequence[int] | None = None
+) -> HeadConfig:
+    """The configuration of a new EAGLE-3 head for a target with this `config.json`.
+
+    Raises ConfigError as `eagle2_for_target`, and if the target does not have the `layers`.
+    """
+    fields = _decoder_fields(target)
+    number = int(target["num_hidden_layers"])
+    chosen = default_layers(number) if layers is None else tuple(layers)
+    if not _rises(chosen) or max(chosen) > number - 2:
+        raise ConfigError(
+            f"layers is {list(chosen)}, but must be different layers from 0 to {number - 2} in "
+            f"rising order, because the target has {number} layers and a head cannot read the last "
+            "one"
+        )
+    fields |= {
+        "architectures": [HeadKind.EAGLE3.value],
+        "draft_vocab_size": draft_vocab_size,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(chosen),
+            "use_aux_hidden_state": True,
+        },
+    }
+    return HeadConfig(
+        kind=HeadKind.EAGLE3,
+        hidden_size=target["hidden_size"],
+        target_hidden_size=target["hidden_size"],
+        vocab_size=target["vocab_size"],
+        draft_vocab_size=draft_vocab_size,
+        layers=chosen,
+        states=len(chosen),
+        fields=fields,
+    )
+
+
+def _decoder_fields(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a head's `config.json` that describe its decoder layer."""
     needed = (
         "hidden_size",
         "intermediate_size",
@@ -208,32 +296,9 @@ def for_target(
         *("max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id"),
     )
     fields = {name: target[name] for name in kept if target.get(name) is not None}
-    number = int(target["num_hidden_layers"])
-    chosen = default_layers(number) if layers is None else tuple(layers)
-    if not _rises(chosen) or max(chosen) > number - 2:
-        raise ConfigError(
-            f"layers is {list(chosen)}, but must be different layers from 0 to {number - 2} in "
-            f"rising order, because the target has {number} layers and a head cannot read the last "
-            "one"
-        )
-    fields |= {
-        "architectures": [ARCHITECTURE],
+    return fields | {
         "model_type": "llama",
         "hidden_act": "silu",
         "num_hidden_layers": 1,
-        "draft_vocab_size": draft_vocab_size,
         "tie_word_embeddings": False,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(chosen),
-            "use_aux_hidden_state": True,
-        },
     }
-    return HeadConfig(
-        hidden_size=target["hidden_size"],
-        target_hidden_size=target["hidden_size"],
-        vocab_size=target["vocab_size"],
-        draft_vocab_size=draft_vocab_size,
-        layers=chosen,
-        states=len(chosen),
-        fields=fields,
-    )

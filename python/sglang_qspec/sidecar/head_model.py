@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 from sglang_qspec.config import SLOTS_ON_CPU, SLOTS_ON_GPU
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.transfers import mark, to_device
@@ -33,8 +34,8 @@ TOGETHER = 16
 """Rows with at most this number of new tokens attend in one call, padded to the longest."""
 APART = 512
 """New tokens of another row that attend in one call."""
-EMBEDDING = "embed_tokens.weight"
-"""How the name of the target's embeddings ends."""
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+"""How the names of the target's embeddings and LM head end."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class HeadOptions:
     head: Path
     """Folder of the head's checkpoint."""
     target: Path
-    """Folder of the target's checkpoint, for its embeddings and its tokenizer."""
+    """Folder of the target's checkpoint, for its embeddings, LM head and tokenizer."""
     device: str = "cpu"
     context_len: int | None = None
     """Maximum length of a text, in tokens; None selects the head's maximum."""
@@ -81,16 +82,16 @@ class HeadModel:
         self._options = options
         self._device = torch.device(options.device)
         on_cpu = self._device.type == "cpu"
-        dtype = torch.float32 if on_cpu else torch.bfloat16
+        dtype = self._dtype = torch.float32 if on_cpu else torch.bfloat16
         self.dtype = str(dtype).removeprefix("torch.")
         head = self._head = checkpoint.load(options.head, dtype, self._device)
-        self._embedding = _embedding(options.target).to(self._device, dtype)
-        if self._embedding.shape != (head.config.vocab_size, head.config.hidden_size):
-            raise ConfigError(
-                f"the embeddings of {options.target} have shape {list(self._embedding.shape)}, but "
-                f"the head needs {[head.config.vocab_size, head.config.hidden_size]}"
-            )
-        self._ids = head.target_ids
+        self._embedding = self._of_target(EMBEDDING)
+        self._ids = None
+        if isinstance(head, Eagle2Head):
+            has_own = _find(options.target, LM_HEAD) is not None
+            head.lm_head = self._of_target(LM_HEAD) if has_own else self._embedding
+        else:
+            self._ids = head.target_ids
         self.name = os.path.basename(os.path.normpath(options.head))
         self.slots = options.batch or (SLOTS_ON_CPU if on_cpu else SLOTS_ON_GPU)
         """Maximum number of texts in a pass."""
@@ -102,6 +103,19 @@ class HeadModel:
         shape = (options.kv_slots + 1, attention.kv_heads, attention.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=self._device)
         self._values = torch.zeros_like(self._keys)
+
+    def _of_target(self, name: str) -> Tensor:
+        """The weight of the target whose name ends so, [vocab, width]. Raises ConfigError."""
+        folder, config = self._options.target, self._head.config
+        found = _find(folder, name)
+        if found is None:
+            raise ConfigError(f"{folder} has no weight that ends with {name}, which a head reads")
+        wanted = [config.vocab_size, config.hidden_size]
+        if list(found.shape) != wanted:
+            raise ConfigError(
+                f"{name} of {folder} has shape {list(found.shape)}, but the head needs {wanted}"
+            )
+        return found.to(self._device, self._dtype)
 
     @property
     def device(self) -> str:
@@ -161,14 +175,15 @@ class HeadModel:
         )
         self.rows.place(at, positions, slots)
         embeds = functional.embedding(ids, self._embedding)[None]
-        query, key, value = head.inputs(embeds, hidden[None], positions[None])
+        query, key, value, residual = head.inputs(embeds, hidden[None], positions[None])
         self._keys[slots] = key[0].transpose(0, 1)
         self._values[slots] = value[0].transpose(0, 1)
         mixed = self._attend(query[0].transpose(0, 1), rows, counts)
-        output = head.output(mixed.transpose(0, 1)[None], hidden[None])[0, last]
-        own = head.logits(output).float()
-        logits = own.new_full((len(rows), self.vocab_size), float("-inf"))
-        logits[:, self._ids] = own
+        output = head.output(mixed.transpose(0, 1)[None], residual)[0, last]
+        logits = own = head.logits(output).float()
+        if self._ids is not None:
+            logits = own.new_full((len(rows), self.vocab_size), float("-inf"))
+            logits[:, self._ids] = own
         mark(self._device)()  # the next token needs the logits at once, and passes are timed
         return HeadOutput(logits, output)
 
@@ -220,12 +235,12 @@ class HeadModel:
         return mixed.transpose(1, 2)[there]
 
 
-def _embedding(target: Path) -> Tensor:
-    """The embeddings of a checkpoint, [vocab, width]. Raises ConfigError if it has none."""
+def _find(target: Path, ending: str) -> Tensor | None:
+    """The weight of a checkpoint whose name ends so; None if it has none."""
     for path in sorted(target.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the object has no __iter__
-                if name.endswith(EMBEDDING):
+                if name.endswith(ending):
                     found: Tensor = file.get_tensor(name)
                     return found
-    raise ConfigError(f"{target} has no weight that ends with {EMBEDDING}, which a head reads")
+    return None

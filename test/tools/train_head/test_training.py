@@ -12,16 +12,19 @@ import torch
 from sglang_qspec.__main__ import main
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.config import HeadKind
+from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.tools.train_head import trainer
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 from sglang_qspec.tools.train_head.texts import written
 from sglang_qspec.tools.train_head.training import DECAY, PaddedTexts, Teacher, depths, loss
-from test.heads.tiny import VOCAB, Drafting, random_head, write_target
+from test.heads.tiny import VOCAB, Drafting, random_eagle2, random_head, write_target
 
 CPU = torch.device("cpu")
 SHORT: Any = {"tokens": 24, "draft_vocab": 200, "batch_tokens": 1024, "dtype": "float32"}
+EAGLE2_ONLY: Any = {"kind": "eagle2", "draft_vocab": None}
 DEPTH = 4
 
 
@@ -30,15 +33,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("models") / "target")
 
 
-def test_each_depth_computes_what_drafting_computes() -> None:
-    head = random_head()
+@pytest.mark.parametrize("kind", HeadKind)
+def test_each_depth_computes_what_drafting_computes(kind: HeadKind) -> None:
+    head = random_head() if kind is HeadKind.EAGLE3 else random_eagle2()
     torch.manual_seed(3)
     embedding = torch.randn(VOCAB, 64)
+    if isinstance(head, Eagle2Head):
+        head.lm_head = 0.2 * torch.randn(VOCAB, 64)
     text = WrittenText(
         torch.randint(VOCAB, (5,)).tolist(), torch.randint(VOCAB, (9,)).tolist(), True
     )
     ids = text.token_ids
-    states = torch.randn(1, len(ids), 3 * 64)
+    states = torch.randn(1, len(ids), head.config.states * 64)
     batch = PaddedTexts.of([text, WrittenText([1], [2, 3], False)], CPU)  # the other one is padded
     both = torch.cat((states, torch.randn_like(states)))
     with torch.inference_mode():
@@ -126,11 +132,27 @@ def test_the_command_trains_a_head(
     assert [path.name for path in tmp_path.iterdir()] == ["head", ".head.lock"]
 
 
+def test_the_command_trains_an_eagle_2_head(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "head"
+    command = ["models", "train-head", "--model", str(target), "--output", str(output)]
+    short = ["--num-prompts", "40", "--tokens", "24", "--epochs", "12", "--kind", "eagle2"]
+    with caplog.at_level("INFO"):
+        assert main([*command, *short, "--batch-tokens", "1024", "--dtype", "float32"]) == 0
+    head = checkpoint.load(output, torch.float32, CPU)
+    assert isinstance(head, Eagle2Head)
+    assert "lm_head" not in " ".join(head.state_dict())  # it is the target's
+    line = next(text for text in caplog.messages if "first draft tokens" in text)
+    assert float(line.split("prompts ")[1].split(" %")[0]) > 10
+
+
+@pytest.mark.parametrize("kind", [EAGLE2_ONLY, {}], ids=["eagle2", "eagle3"])
 def test_a_killed_training_goes_on(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(trainer, "KEEP_S", 0.0)
-    training, prompts = Training(epochs=2, **SHORT), PROMPTS[:20]
+    training, prompts = Training(**{"epochs": 2, **SHORT, **kind}), PROMPTS[:20]
     step = trainer.Trainer._step
 
     def train(name: str, most: int = 1000) -> int:
@@ -176,6 +198,8 @@ def test_texts_are_written_once(target: Path, tmp_path: Path) -> None:
     [
         (Training(draft_vocab=261), "draft vocab is 261, but the target has 260"),
         (Training(layers=(5,)), "different layers from 0 to 4"),
+        (Training("eagle2", draft_vocab=9), "--draft-vocab is 9, but only an eagle3 head has"),
+        (Training("eagle2", layers=(1,)), r"--layers is \(1,\), but only an eagle3 head has"),
     ],
 )
 def test_arguments_that_do_not_fit(

@@ -9,7 +9,7 @@ from sglang_qspec.config import SHARED_FRACTION, flag
 from sglang_qspec.engine.placement.devices import Gpu
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import is_head_folder, read
+from sglang_qspec.heads.config import HeadKind, is_head_folder, read
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 
 EMBEDDING_BYTES = 2
@@ -25,16 +25,17 @@ together. The rest is for the target's activations and graphs."""
 
 
 def draft_bytes(path: str) -> int | None:
-    """Size of a local draft model's weights, or of a head's with the target's embeddings.
+    """Size of a local draft model's weights, or of a head's with what it loads of the target.
 
-    None for a name on a hub.
+    That are the embeddings, and for an EAGLE-2 head the LM head. None for a name on a hub.
     """
     folder = Path(path).expanduser()
     own = weight_bytes(path)
     if own is None or not is_head_folder(folder):
         return own
     head = read(folder)
-    return own + EMBEDDING_BYTES * head.hidden_size * head.vocab_size
+    loaded = 2 if head.kind is HeadKind.EAGLE2 else 1
+    return own + loaded * EMBEDDING_BYTES * head.hidden_size * head.vocab_size
 
 
 def weight_bytes(path: str) -> int | None:

@@ -20,7 +20,7 @@ from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.start import families, lora, unsupported
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import is_head_folder, read
+from sglang_qspec.heads.config import HeadKind, is_head_folder, read
 from sglang_qspec.sidecar import marlin as kernels
 
 logger = logging.getLogger(__name__)
@@ -178,9 +178,11 @@ def check_head(args: Any, settings: QSpecConfig, flag: str, folder: Path) -> Non
             f"{args.model_path!r}"
         ) from None
     try:
-        read(folder).check_target(content)
+        head = read(folder)
+        head.check_target(content)
     except ConfigError as error:
         raise ConfigError(f"{given}, but {error}") from None
     names = content.get("architectures") or [""]
-    if not hasattr(ModelRegistry.resolve_model_cls(names)[0], CAPTURES):
+    captures = hasattr(ModelRegistry.resolve_model_cls(names)[0], CAPTURES)
+    if head.kind is HeadKind.EAGLE3 and not captures:
         raise ConfigError(f"{given}, but SGLang keeps no states of a {names[0]} for heads")

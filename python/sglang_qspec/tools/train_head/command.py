@@ -7,13 +7,15 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.config import HeadConfig, eagle2_for_target, for_target
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.models.cache import build_folder
 from sglang_qspec.tools.models.files import check_new, read_config, write_json
@@ -23,7 +25,7 @@ from sglang_qspec.tools.train_head.prompts import PROMPTS
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = """Train an EAGLE-3 head for a target, on texts that the target writes itself, and
+DESCRIPTION = """Train an EAGLE head for a target, on texts that the target writes itself, and
 print its folder. The head is in the format that SGLang and vLLM read. A killed command goes on
 where it was."""
 HELD_OUT = 16
@@ -31,12 +33,16 @@ HELD_OUT = 16
 LEAST_PROMPTS = 2
 RECIPE = "recipe.json"
 DTYPES = ("auto", "float32", "bfloat16")
+KINDS = ("eagle3", "eagle2")
 
 
 @dataclass(frozen=True)
 class Training:
     """How a head is trained."""
 
+    kind: str = KINDS[0]
+    """eagle3 reads layers of the target and has an LM head of its own; eagle2 reads what the
+    target's LM head reads, and drafts with that one."""
     answers: int = 2
     """Answers to a prompt: a greedy one, and sampled ones."""
     tokens: int = 128
@@ -46,9 +52,9 @@ class Training:
     depth: int = 4
     """Tokens that the head drafts in a row."""
     draft_vocab: int | None = None
-    """Number of token ids that the head drafts; None means a quarter of the target's."""
+    """Number of token ids that an EAGLE-3 head drafts; None means a quarter of the target's."""
     layers: tuple[int, ...] | None = None
-    """Layers of the target whose outputs the head reads; None means `heads.default_layers`."""
+    """Layers whose outputs an EAGLE-3 head reads; None means `heads.config.default_layers`."""
     batch_tokens: int = 2048
     """Maximum number of tokens of a step."""
     dtype: str = DTYPES[0]
@@ -70,6 +76,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "JSONL",
     )
     add("--num-prompts", "number of prompts to take", values.positive, "N", default=192)
+    add(
+        "--kind",
+        "eagle3 reads layers of the target and has an LM head of its own; eagle2 drafts with the "
+        "target's LM head, and reads what that one reads",
+        choices=KINDS,
+        default=default.kind,
+    )
     text = "answers to each prompt: a greedy one, and sampled ones"
     add("--answers", text, values.positive, "N", default=default.answers)
     text = "maximum length of an answer, in tokens"
@@ -77,15 +90,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--epochs", "times that each text is read", values.positive, "N", default=default.epochs)
     text = "tokens that the head learns to draft in a row"
     add("--depth", text, values.whole(1, 16), "N", default=default.depth)
-    text = "number of token ids that the head drafts (default: a quarter of the target's)"
+    text = "number of token ids that an eagle3 head drafts (default: a quarter of the target's)"
     add("--draft-vocab", text, values.positive, "N")
     parser.add_argument(
         "--layers",
         type=values.option(values.whole(0, 1000)),
         nargs="+",
         metavar="N",
-        help="layers of the target whose outputs the head reads, from 0 on (default: those that "
-        "SGLang captures by default)",
+        help="layers of the target whose outputs an eagle3 head reads, from 0 on (default: those "
+        "that SGLang captures by default)",
     )
     text = "maximum number of tokens of a step"
     add("--batch-tokens", text, values.positive, "N", default=default.batch_tokens)
@@ -99,6 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> str:
     """Train the head; return its folder, after how well it drafts. Raises QSpecError."""
     training = Training(
+        options.kind,
         options.answers,
         options.tokens,
         options.epochs,
@@ -123,7 +137,6 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     Raises QSpecError if `output` exists and is not empty.
     """
     from sglang_qspec.heads import checkpoint  # torch takes seconds
-    from sglang_qspec.heads.config import for_target
     from sglang_qspec.tools.train_head.new_head import frequent_ids, new_head
     from sglang_qspec.tools.train_head.target import TargetModel
     from sglang_qspec.tools.train_head.texts import written
@@ -133,12 +146,7 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     check_new(output)
     if len(prompts) < LEAST_PROMPTS:
         raise ConfigError(f"there are {len(prompts)} prompts, but at least {LEAST_PROMPTS} needed")
-    config = read_config(model)
-    vocab = config.get("vocab_size", 0)
-    number = training.draft_vocab or max(1, vocab // 4)
-    if number > vocab:
-        raise ConfigError(f"draft vocab is {number}, but the target has {vocab} token ids")
-    head_config = for_target(config, number, training.layers)
+    head_config = _head_config(read_config(model), training)
     check_intact(model)
     folder = _kept(model, output, prompts, training)
     target = TargetModel(model, training.dtype)
@@ -147,12 +155,12 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     held = [texts[place] for place in range(0, len(prompts), HELD_OUT)]
     judges = {tuple(text.prompt) for text in held}
     learnt = [text for text in texts if tuple(text.prompt) not in judges]
-    assert head_config.layers is not None
+    layers = head_config.layers or ()
     trainer = Trainer(
-        new_head(head_config, frequent_ids(learnt, number), target),
+        new_head(head_config, frequent_ids(learnt, head_config.draft_vocab_size), target),
         target,
         learnt,
-        layers=head_config.layers,
+        layers=layers,
         epochs=training.epochs,
         depth=training.depth,
         batch_tokens=training.batch_tokens,
@@ -160,7 +168,7 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     )
     trainer.run(folder / "state.pt")
     with mixed_precision(target):
-        found = fit(trainer.head, target, held, head_config.layers, training.depth)
+        found = fit(trainer.head, target, held, layers, training.depth)
     logger.info(
         "on %d answers to other prompts %.1f %% of the first draft tokens are the target's, and a "
         "draft of %d tokens gives %.2f tokens a pass",
@@ -176,6 +184,21 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
     build_folder(output, build)
     shutil.rmtree(folder)
     return output
+
+
+def _head_config(target: Mapping[str, Any], training: Training) -> HeadConfig:
+    """The head to train for a target with this `config.json`. Raises ConfigError."""
+    if training.kind == "eagle2":
+        for name in ("draft_vocab", "layers"):
+            if (given := getattr(training, name)) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is {given}, but only an eagle3 head has this option")
+        return eagle2_for_target(target)
+    vocab = target.get("vocab_size", 0)
+    number = training.draft_vocab or max(1, vocab // 4)
+    if number > vocab:
+        raise ConfigError(f"draft vocab is {number}, but the target has {vocab} token ids")
+    return for_target(target, number, training.layers)
 
 
 def _kept(model: Path, output: Path, prompts: Sequence[str], training: Training) -> Path:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sglang_qspec.heads.config import HeadConfig
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.config import HeadConfig, HeadKind
+from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 
 
@@ -27,11 +27,19 @@ def frequent_ids(texts: Sequence[WrittenText], number: int) -> Tensor:
     return torch.tensor(sorted(ids), dtype=torch.int64)
 
 
-def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> Head:
-    """A head that drafts `ids`, int64 [draft ids] in rising order.
+def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead:
+    """A head with random weights, but for the last norm and the LM head, which are the target's.
 
-    Its last norm and its LM head are the target's; everything else is random.
+    An EAGLE-3 head drafts `ids`, int64 [draft ids] in rising order. An EAGLE-2 head drafts all ids,
+    and begins with an output near the state that it reads: it has no norm that would give its
+    output the size of the target's states.
     """
+    if config.kind is HeadKind.EAGLE2:
+        eagle2 = Eagle2Head(config).to(target.device)
+        eagle2.lm_head = target.lm_head.detach()
+        with torch.no_grad():
+            eagle2.fc.weight[:, config.hidden_size :].copy_(torch.eye(config.hidden_size))
+        return eagle2
     head = Head(config).to(target.device)
     head.choose_ids(ids.to(target.device))
     with torch.no_grad():

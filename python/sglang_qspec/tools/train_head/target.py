@@ -126,12 +126,14 @@ class TargetModel:
     def states(self, ids: Tensor, layers: Sequence[int]) -> TargetStates:
         """The outputs of `layers`, and of all layers, along texts, int64 [texts, tokens].
 
-        Padding follows the texts, so causal attention hides it.
+        Without `layers` a head reads the outputs of all layers. Padding follows the texts, so
+        causal attention hides it.
         """
         found = self._model.base_model(ids, use_cache=False, output_hidden_states=True)
         # Number 0 are the embeddings, and the last one follows the last norm.
         states = found.hidden_states
-        return TargetStates(torch.cat([states[layer + 1] for layer in layers], -1), states[-1])
+        read = torch.cat([states[layer + 1] for layer in layers], -1) if layers else states[-1]
+        return TargetStates(read, states[-1])
 
 
 def _until(token_ids: list[int], stops: frozenset[int]) -> list[int]:

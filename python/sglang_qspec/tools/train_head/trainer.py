@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.model import AnyHead
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 from sglang_qspec.tools.train_head.training import PaddedTexts, Teacher, loss
 
@@ -30,7 +30,7 @@ class Trainer:
 
     def __init__(
         self,
-        head: Head,
+        head: AnyHead,
         target: TargetModel,
         texts: Sequence[WrittenText],
         *,

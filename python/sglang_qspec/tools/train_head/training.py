@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.model import AnyHead, Eagle2Head
 from sglang_qspec.tools.train_head.target import PAD, TargetModel, WrittenText
 
 DECAY = 0.8
 """Weight of the loss at a depth over that at the depth before."""
+STATE_WEIGHT = 10.0
+"""Weight of an EAGLE-2 head's distance from the target's states over its cross entropy, as in the
+authors' training (Li et al. 2024, arXiv 2401.15077)."""
 
 
 class PaddedTexts(NamedTuple):
@@ -64,7 +67,7 @@ class PaddedTexts(NamedTuple):
 
 
 def depths(
-    head: Head, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
+    head: AnyHead, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
 ) -> Iterator[Tensor]:
     """The head's outputs at each depth below `most`, [texts, tokens, width].
 
@@ -78,7 +81,7 @@ def depths(
     values: list[Tensor] = []
     for depth in range(most):
         embeds = functional.embedding(batch.tokens(1 + depth), embedding).to(hidden.dtype)
-        query, key, value = head.inputs(embeds, hidden, positions + depth)
+        query, key, value, residual = head.inputs(embeds, hidden, positions + depth)
         shared = query.shape[1] // key.shape[1]
         keys.append(key.repeat_interleave(shared, 1))
         values.append(value.repeat_interleave(shared, 1))
@@ -89,14 +92,14 @@ def depths(
         mixed = weights[..., :size] @ values[0]
         for place, own in enumerate(values[1:]):
             mixed = mixed + weights[..., size + place, None] * own
-        hidden = head.output(mixed, hidden)
+        hidden = head.output(mixed, residual)
         yield hidden
 
 
 class Teacher:
     """The distributions of the target that a head learns, over the ids that it drafts."""
 
-    def __init__(self, target: TargetModel, head: Head) -> None:
+    def __init__(self, target: TargetModel, head: AnyHead) -> None:
         self._lm_head = target.lm_head[head.target_ids].clone()
         self._knows = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=target.device)
         self._knows[head.target_ids] = True
@@ -111,7 +114,7 @@ class Teacher:
 
 
 def loss(
-    head: Head,
+    head: AnyHead,
     teacher: Teacher,
     target: TargetModel,
     batch: PaddedTexts,
@@ -120,7 +123,8 @@ def loss(
 ) -> Tensor:
     """The loss over all depths below `most`: how far the head's distributions are off.
 
-    Logits are computed for tokens of answers alone, because they take most of the time.
+    An EAGLE-2 head also learns to give the states that the target's LM head will read. Logits are
+    computed for tokens of answers alone, because they take most of the time.
     """
     states = target.states(batch.token_ids, layers)
     taught = batch.taught
@@ -135,6 +139,10 @@ def loss(
         own = head.logits(hidden[rows]).float().log_softmax(-1)
         probs = wanted[place[rows[0], rows[1] + 1 + depth]]
         total = total - weight * (probs * own).sum(-1).sum() / max(1, len(rows[0]))
+        if isinstance(head, Eagle2Head) and len(rows[0]):
+            coming = states.last[rows[0], rows[1] + 1 + depth].clone()
+            distance = functional.smooth_l1_loss(hidden[rows].float(), coming.float())
+            total = total + weight * STATE_WEIGHT * distance
         weight *= DECAY
     return total
 
@@ -155,7 +163,11 @@ class HeadFit(NamedTuple):
 
 @torch.inference_mode()
 def fit(
-    head: Head, target: TargetModel, texts: Sequence[WrittenText], layers: Sequence[int], most: int
+    head: AnyHead,
+    target: TargetModel,
+    texts: Sequence[WrittenText],
+    layers: Sequence[int],
+    most: int,
 ) -> HeadFit:
     """Judge a head by greedy answers that it was not trained with."""
     ids = head.target_ids
