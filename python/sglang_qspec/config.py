@@ -174,8 +174,9 @@ class QSpecConfig:
     head_path: str = _setting(
         "",
         values.text,
-        "folder of a head that drafts for running requests, beside a draft model that drafts for "
-        "waiting ones; a head without a draft model is the --speculative-draft-model-path",
+        "folder of a head that drafts for running requests: beside a draft model that drafts for "
+        "waiting ones, or in the sidecars at the endpoints; a head alone in the server's own "
+        "sidecar is the --speculative-draft-model-path",
     )
     jacobi_tokens: int = _setting(
         0,

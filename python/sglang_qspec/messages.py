@@ -111,6 +111,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Digest of the target's tokenizer (`link.fingerprint`)."""
     number: Number = 0
     """Sequence number. `Welcome` repeats it; the server ignores a Welcome with another number."""
+    head: Text = ""
+    """Digest of the head for which the server sends states (`heads.config.digest`); empty for none.
+    """
 
 
 class SeededSampling(msgspec.Struct, frozen=True):

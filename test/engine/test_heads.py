@@ -7,9 +7,12 @@ heads are trained for it in some seconds.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import DEVNULL
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,21 +25,25 @@ from sglang_qspec.engine.placement import memory
 from sglang_qspec.engine.start import checks
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.config import for_target
-from sglang_qspec.heads.model import Eagle2Head, Head
+from sglang_qspec.heads.config import HeadKind, for_target, read
+from sglang_qspec.heads.medusa import MedusaHeads
+from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import TargetModel
 from test.engine.awaiting import awaiting
 from test.engine.gpu_shape import GPU_SHAPE
-from test.engine.server.running import QSPEC, cores, sidecar_process, state, until
+from test.engine.server.running import QSPEC, connected, cores, sidecar_process, state, until
 from test.heads.tiny import SHAPE, Drafting, random_eagle2, write_target
+from test.preloaded.interpreter import Popen
 from test.preloaded.server import Server
 
 served = pytest.mark.server
 CHUNK = 16
 """Prompt tokens of a prefill, so that each prompt takes several ones."""
 TOKENS = 32
+ROOT = Path(__file__).parents[2]
 STEPS = {"qspec_sources": ["head"], "qspec_return_trace": True}
 
 
@@ -78,13 +85,13 @@ def serving(target: Path, plugin: Path, *more: str, shape: str = "") -> Iterator
         assert not state(running)["failed"], running.log[-4000:]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "eagle2"])
+@pytest.fixture(scope="module", params=["eagle3", "eagle2", "medusa"])
 def served_folders(
     request: pytest.FixtureRequest, folders: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Models:
     if request.param == "eagle3":
         return folders
-    return train(tmp_path_factory.mktemp("models"), "eagle2")
+    return train(tmp_path_factory.mktemp("models"), request.param)
 
 
 @pytest.fixture(scope="module", params=["normal", pytest.param("gpu", marks=pytest.mark.thorough)])
@@ -118,7 +125,12 @@ class Reference:
 
     def __init__(self, folders: Models) -> None:
         self._target = TargetModel(folders.target, "float32")
-        self._head = checkpoint.load(folders.head, torch.float32, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        self._head: AnyHead | MedusaHeads
+        if read(folders.head).kind is HeadKind.MEDUSA:
+            self._head = checkpoint.load_medusa(folders.head, torch.float32, cpu)
+        else:
+            self._head = checkpoint.load(folders.head, torch.float32, cpu)
         if isinstance(self._head, Eagle2Head):
             self._head.lm_head = self._target.lm_head
 
@@ -138,9 +150,12 @@ class Reference:
     def drafted(self, text: list[int], begin: int) -> int:
         """The head's token behind a text, if it has the states from `begin` on."""
         layers = self._head.config.layers or ()
-        drafting = Drafting(self._head, self._target.embedding)
         with torch.inference_mode():
             states = self._target.states(torch.tensor([text]), layers).read[0].clone()
+            if isinstance(self._head, MedusaHeads):
+                newest = states[-2].bfloat16().float()
+                return int(self._head.logits(self._head.output(newest, 0), 0).argmax())
+            drafting = Drafting(self._head, self._target.embedding)
             projected = self._head.project(states).bfloat16().float()
             for place in range(begin, len(text) - 1):
                 output = drafting.row(text[place + 1], projected[place])
@@ -260,12 +275,49 @@ def test_a_draft_model_drafts_for_waiting_requests_and_the_head_for_running_ones
     assert by_source["step"] == 0
 
 
+@pytest.fixture(scope="module")
+def apart(folders: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose head runs in a sidecar that the test has started."""
+    environment = awaiting(tmp_path_factory.mktemp("plugin"))
+    given = ["--model-path", str(folders.head), "--target-path", str(folders.target)]
+    arguments = [
+        *("--device", "cpu", "--dtype", "float32", "--sleep-on-idle", *QSPEC),
+        *("--max-total-tokens", "4096", "--context-length", "512", "--log-level", "warning"),
+        *("--max-running-requests", "2", "--speculative-qspec-head-path", str(folders.head)),
+    ]
+    with PrivateEndpoint() as private, contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "sglang_qspec.sidecar", *given, "--device", "cpu"]
+        command += ["--endpoint", private.address, "--cores", str(cores(1)[0])]
+        sidecar = Popen(command, cwd=ROOT, stdin=DEVNULL, env=os.environ | environment)
+        stack.callback(sidecar.wait)
+        stack.callback(sidecar.kill)
+        arguments += ["--speculative-qspec-endpoint", private.address]
+        with Server(folders.target, arguments, cores=cores(0), environment=environment) as running:
+            connected(running)
+            yield running
+            assert not state(running)["failed"], running.log[-4000:]
+
+
+@served
+def test_a_sidecar_at_an_endpoint_runs_the_head(apart: Server, folders: Models) -> None:
+    reference = Reference(folders)
+    given, accepted = reference.prompts(1), 0
+    for prompt, answer in zip(given, ask(apart, given), strict=True):
+        assert answer["output_ids"] == reference.answer(prompt)
+        accepted += answer["meta_info"]["qspec"]["accepted_by_source"]["head"]
+    assert accepted >= 8
+
+
 @pytest.mark.parametrize(
     ("changes", "head", "message"),
     [
         ({}, "", None),
         ({}, "none", "--speculative-qspec-head-path is 'none', but must be the folder of a head"),
-        ({"speculative_draft_model_path": None}, "", "needs --speculative-draft-model-path"),
+        (
+            {"speculative_draft_model_path": None},
+            "",
+            "a head needs an endpoint whose sidecar runs it",
+        ),
         ({"device": "cuda"}, "", "a head beside a draft model needs a target on a CPU so far"),
     ],
 )
@@ -333,6 +385,18 @@ def test_settings_that_do_not_fit_a_head(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         checks.check_draft_model(arguments(folders, **changes), QSpecConfig(**settings))
+
+
+def test_a_head_at_an_endpoint_is_checked(folders: Models) -> None:
+    given = arguments(folders, speculative_draft_model_path=None)
+    checks.check_draft_model(given, QSpecConfig(endpoint="ipc:///x", head_path=str(folders.head)))
+    for more, message in (
+        ({"head_path": "none"}, "--speculative-qspec-head-path is 'none', but must be the folder"),
+        ({"prefill_drafts": "on"}, "--speculative-qspec-prefill-drafts is 'on'"),
+    ):
+        settings: Any = {"endpoint": "ipc:///x", "head_path": str(folders.head), **more}
+        with pytest.raises(ConfigError, match=message):
+            checks.check_draft_model(given, QSpecConfig(**settings))
 
 
 def test_a_head_of_another_target_is_refused(folders: Models, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.model import Eagle2Head, Head
-from test.heads.tiny import random_eagle2, random_head
+from test.heads.tiny import random_eagle2, random_head, random_medusa
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -80,6 +81,55 @@ def test_an_eagle_2_head_is_loaded_with_the_names_of_publishers(
     assert ("fc.bias" in again.state_dict()) is bias
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("of_authors", [False, True])
+def test_medusa_heads_are_loaded_with_the_names_of_publishers(
+    tmp_path: Path, *, bias: bool, of_authors: bool
+) -> None:
+    heads = random_medusa(bias=bias)
+    checkpoint.save(heads, tmp_path, torch.float32)
+    if of_authors:
+        tensors = load_file(tmp_path / checkpoint.WEIGHTS)
+        for name in list(tensors):
+            part, head, *rest = name.split(".")
+            own = f"{head}.2.weight" if part == "lm_heads" else f"{head}.{rest[1]}.linear.{rest[2]}"
+            tensors[own] = tensors.pop(name)
+        save_file(tensors, tmp_path / checkpoint.WEIGHTS)
+        content = {"medusa_num_heads": 5, "medusa_num_layers": 2, "base_model_name_or_path": "x"}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+    again = checkpoint.load_medusa(tmp_path, torch.float32, CPU)
+    sizes = again.config.hidden_size, again.config.vocab_size, again.config.heads
+    assert sizes == (64, 260, 5)
+    assert again.state_dict().keys() == heads.state_dict().keys()
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("lm_heads.4.weight"), "has no weight lm_heads.4.weight"),
+        (
+            lambda tensors: tensors.update({"lm_heads.5.weight": torch.zeros(260, 64)}),
+            "not supported: lm_heads.5.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"blocks.0.layers.1.bias": torch.zeros(3)}),
+            r"has shape \[3\], but must have \[64\]",
+        ),
+    ],
+)
+def test_damaged_medusa_heads_are_named(
+    tmp_path: Path, change: Callable[[Tensors], object], message: str
+) -> None:
+    checkpoint.save(random_medusa(), tmp_path, torch.float32)
+    tensors = load_file(tmp_path / checkpoint.WEIGHTS)
+    change(tensors)
+    save_file(tensors, tmp_path / checkpoint.WEIGHTS)
+    with pytest.raises(ConfigError, match=message):
+        checkpoint.load_medusa(tmp_path, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(

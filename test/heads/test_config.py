@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import HeadKind, default_layers, for_target, is_head, read
+from sglang_qspec.heads.config import HeadKind, default_layers, digest, for_target, is_head, read
 from test.heads.tiny import EAGLE2, SHAPE
 
 GIVEN = {**for_target(SHAPE, 80).fields}
@@ -43,7 +43,7 @@ def test_published_heads_leave_much_out(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["LlamaForCausalLM"]},
-            "must be LlamaForCausalLMEagle3 or LlamaForCausalLMEagle$",
+            "must be one of LlamaForCausalLMEagle3, LlamaForCausalLMEagle, MedusaModel$",
         ),
         ({"architectures": "x"}, r"\$\.architectures"),
         ({"hidden_size": None}, "hidden_size"),
@@ -100,6 +100,56 @@ def test_what_an_eagle_2_head_cannot_have_is_named(
     (tmp_path / "config.json").write_text(json.dumps({**EAGLE2, **changed}))
     with pytest.raises(ConfigError, match=message):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"medusa_num_heads": 17}, "medusa_num_heads is 17, but must be from 1 to 16"),
+        ({"architectures": ["MedusaModel"]}, "medusa_num_heads is 0, but must be from 1 to 16"),
+        ({"medusa_num_heads": 2}, "has no hidden_size and no vocab_size, and the folder no weig"),
+        (
+            {"num_heads": 2, "vocab_size": 260, "hidden_size": 64, "truncated_vocab_size": 100},
+            "truncated_vocab_size is 100, but only 260 is supported",
+        ),
+    ],
+)
+def test_what_medusa_heads_cannot_have_is_named(
+    tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
+    content = {"architectures": ["MedusaModel"], **content}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path)
+
+
+def test_medusa_heads_of_vllm_and_of_the_authors(tmp_path: Path) -> None:
+    of_vllm = {"architectures": ["MedusaModel"], "num_heads": 3, "num_hidden_layers": 2}
+    of_authors = {"medusa_num_heads": 3, "medusa_num_layers": 2}
+    for content in (of_vllm, of_authors):
+        assert is_head(content)
+        sizes = {"hidden_size": 64, "vocab_size": 260}
+        (tmp_path / "config.json").write_text(json.dumps({**content, **sizes}))
+        found = read(tmp_path)
+        assert (found.kind, found.heads, found.head_layers) == (HeadKind.MEDUSA, 3, 2)
+        found.check_target({**SHAPE, "num_hidden_layers": 1})
+    with pytest.raises(ConfigError, match="vocab_size 260, but the target has 300"):
+        found.check_target({**SHAPE, "vocab_size": 300})
+
+
+def test_the_digest_tells_heads_apart(tmp_path: Path) -> None:
+    weights = written(tmp_path) / "model.safetensors"
+    weights.write_bytes(b"x")
+    first = digest(tmp_path)
+    assert digest(None) == ""
+    assert first == digest(tmp_path) != ""
+    weights.write_bytes(b"y")
+    assert digest(tmp_path) != first
+    weights.write_bytes(b"x")
+    written(tmp_path, bos_token_id=1)
+    assert digest(tmp_path) != first
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        digest(tmp_path / "none")
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:

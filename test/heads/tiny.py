@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_qspec.heads.config import HeadConfig, HeadKind, for_target
+from sglang_qspec.heads.config import HeadConfig, HeadKind, for_target, medusa_for_target
+from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 
 VOCAB, END = 260, 258
@@ -72,6 +74,17 @@ def random_eagle2(*, bias: bool = True) -> Eagle2Head:
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.1)  # it has no norm that would limit its output
     return head.eval()
+
+
+def random_medusa(heads: int = 5, *, bias: bool = True) -> MedusaHeads:
+    """Medusa heads with random weights, of two layers each."""
+    torch.manual_seed(4)
+    config = replace(medusa_for_target(SHAPE, heads), head_layers=2)
+    fields = {**config.fields, "medusa_num_layers": 2, "num_hidden_layers": 2}
+    found = MedusaHeads(replace(config, fields=fields), bias=bias)
+    for weight in found.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return found.eval()
 
 
 class Drafting:

@@ -72,18 +72,21 @@ def drafts_reach(link: SidecarLink, server: LinkServer, peer: Peer) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("hello", "reason"),
+    ("hello", "head", "reason"),
     [
-        (Hello(PROTOCOL + 1, VOCAB_SIZE, FINGERPRINT), "protocol"),
-        (Hello(PROTOCOL, VOCAB_SIZE, "another"), "tokenizer"),
+        (Hello(PROTOCOL + 1, VOCAB_SIZE, FINGERPRINT), "", "protocol"),
+        (Hello(PROTOCOL, VOCAB_SIZE, "another"), "", "tokenizer"),
+        (Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT, head="a"), "", "this sidecar runs none"),
+        (HELLO, "a", "this sidecar runs the head tiny draft"),
+        (Hello(PROTOCOL, VOCAB_SIZE, FINGERPRINT, head="b"), "a", "runs another head"),
     ],
-    ids=["protocol", "fingerprint"],
+    ids=["protocol", "fingerprint", "no head", "head", "another head"],
 )
 def test_a_server_that_does_not_fit_is_refused_and_not_served(
-    wire: Wire, hello: Hello, reason: str
+    wire: Wire, hello: Hello, head: str, reason: str
 ) -> None:
-    server = wire.serve()
-    link = wire.link(hello.protocol, hello.vocab_size, hello.fingerprint)
+    server = wire.serve(head=head)
+    link = wire.link(hello.protocol, hello.vocab_size, hello.fingerprint, head=hello.head)
     until(lambda: link.state is LinkState.REFUSED, link.receive, lambda: server.receive(0))
     assert link.refusal is not None
     assert reason in link.refusal

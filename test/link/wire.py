@@ -46,6 +46,7 @@ class Wire:
         fingerprint: str = FINGERPRINT,
         send_queue: int = 1000,
         forget_after_s: float = 10.0,
+        head: str = "",
     ) -> LinkServer:
         server = LinkServer(
             self.endpoint,
@@ -53,6 +54,7 @@ class Wire:
             fingerprint,
             lambda: Heartbeat(requests=3, rows=2, drafted_tokens=1, dropped_messages=0),
             self.keys,
+            head=head,
             send_queue=send_queue,
             forget_after_s=forget_after_s,
             clock=self.clock,
@@ -71,10 +73,11 @@ class Wire:
         reopen_after_s: float = 5.0,
         window_bytes: int = 128 << 20,
         endpoint: str | None = None,
+        head: str = "",
     ) -> SidecarLink:
         link = SidecarLink(
             endpoint or self.endpoint,
-            Hello(protocol, vocab_size, fingerprint),
+            Hello(protocol, vocab_size, fingerprint, head=head),
             self.keys,
             lost_after_s=lost_after_s,
             ping_interval_s=0.05,

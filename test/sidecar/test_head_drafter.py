@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from transformers import LlamaForCausalLM
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.config import HeadKind
-from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.heads.config import HeadKind, read
+from sglang_qspec.heads.medusa import MedusaHeads
+from sglang_qspec.heads.model import AnyHead, Eagle2Head
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Close,
@@ -33,10 +34,18 @@ from sglang_qspec.messages import (
 )
 from sglang_qspec.sidecar import head_model, service
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
-from sglang_qspec.sidecar.head_model import HeadModel, HeadOptions
+from sglang_qspec.sidecar.head_model import HeadModel
+from sglang_qspec.sidecar.head_runner import HeadOptions, HeadRunner
 from sglang_qspec.sidecar.options import parser
 from test.fuzz.frames import Frames
-from test.heads.tiny import VOCAB, Drafting, random_eagle2, random_head, write_target
+from test.heads.tiny import (
+    VOCAB,
+    Drafting,
+    random_eagle2,
+    random_head,
+    random_medusa,
+    write_target,
+)
 
 PEER = Peer("server", b"1", VOCAB)
 WIDTH = 64
@@ -51,18 +60,39 @@ def folders(
     """Folders of a head and its target."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "head").mkdir()
-    head = random_head() if request.param is HeadKind.EAGLE3 else random_eagle2()
-    checkpoint.save(head, folder / "head", torch.float32)
+    made: dict[HeadKind, Callable[[], AnyHead | MedusaHeads]] = {
+        HeadKind.EAGLE3: random_head,
+        HeadKind.EAGLE2: random_eagle2,
+        HeadKind.MEDUSA: random_medusa,
+    }
+    checkpoint.save(made[request.param](), folder / "head", torch.float32)
     return folder / "head", write_target(folder / "target")
 
 
+def load(folders: tuple[Path, Path], kv_slots: int = 300) -> HeadRunner:
+    """Load the head as a sidecar does."""
+    given = [f"--model-path={folders[0]}", f"--target-path={folders[1]}", "--endpoint=ipc:///tmp/x"]
+    limits = [f"--max-total-tokens={kv_slots}", "--slots=4", "--context-length=64"]
+    model, _ = service._models(parser().parse_args([*given, *limits]), "cpu")
+    assert isinstance(model, HeadRunner)
+    return model
+
+
 @pytest.fixture(scope="module")
-def model(folders: tuple[Path, Path]) -> HeadModel:
-    return HeadModel(HeadOptions(*folders, kv_slots=300, batch=4, context_len=64))
+def model(folders: tuple[Path, Path]) -> HeadRunner:
+    return load(folders)
 
 
 @pytest.fixture
-def drafter(model: HeadModel) -> Iterator[HeadDrafter]:
+def eagle(folders: tuple[Path, Path]) -> tuple[Path, Path]:
+    """The folders, if the head is one of EAGLE's."""
+    if read(folders[0]).kind is HeadKind.MEDUSA:
+        pytest.skip("Medusa heads have no attention and read no weights of the target")
+    return folders
+
+
+@pytest.fixture
+def drafter(model: HeadRunner) -> Iterator[HeadDrafter]:
     made = HeadDrafter(model)
     yield made
     made.check_integrity()
@@ -72,8 +102,11 @@ def drafter(model: HeadModel) -> Iterator[HeadDrafter]:
 
 
 @pytest.fixture(scope="module")
-def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
+def reference(folders: tuple[Path, Path]) -> tuple[AnyHead | MedusaHeads, torch.Tensor]:
     """The head, and the target's embeddings."""
+    if read(folders[0]).kind is HeadKind.MEDUSA:
+        medusa = checkpoint.load_medusa(folders[0], torch.float32, torch.device("cpu"))
+        return medusa, torch.empty(0)
     head = checkpoint.load(folders[0], torch.float32, torch.device("cpu"))
     target = LlamaForCausalLM.from_pretrained(folders[1]).eval()
     if isinstance(head, Eagle2Head):
@@ -81,26 +114,26 @@ def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     return head, target.model.embed_tokens.weight
 
 
-def ids_of(head: AnyHead) -> torch.Tensor:
-    """The target's ids that a head drafts."""
-    return head.target_ids if isinstance(head, Head) else torch.arange(VOCAB)
-
-
 def drafts_of(
-    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
+    reference: tuple[AnyHead | MedusaHeads, torch.Tensor], length: int, count: int, begin: int = 0
 ) -> list[int]:
     """The greedy draft of `count` tokens behind the first `length` tokens of TEXT.
 
     The head has the states from `begin` on.
     """
     head, embedding = reference
+    if isinstance(head, MedusaHeads):
+        with torch.inference_mode():
+            newest = STATES[length - 2].float()
+            drafted = [head.logits(head.output(newest, number), number) for number in range(count)]
+        return [int(logits.argmax()) for logits in drafted]
     drafting = Drafting(head, embedding)
     found: list[int] = []
     with torch.inference_mode():
         for place in range(begin, length - 1):
             output = drafting.row(TEXT[place + 1], STATES[place].float())
         while True:
-            found.append(int(ids_of(head)[head.logits(output).argmax()]))
+            found.append(int(head.target_ids[head.logits(output).argmax()]))
             if len(found) == count:
                 return found
             output = drafting.row(found[-1], output)
@@ -143,7 +176,7 @@ def tokens_of(messages: Sequence[FromSidecar], submission: int = 1) -> list[int]
 
 
 def test_it_drafts_as_the_head_does(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3)
@@ -172,7 +205,7 @@ def test_an_idle_drafter_advances_nothing(drafter: HeadDrafter) -> None:
 
 
 def test_texts_of_several_requests_share_passes(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     messages = []
     for number, prompt in ((1, 5), (2, 30), (3, 12)):
@@ -185,7 +218,7 @@ def test_texts_of_several_requests_share_passes(
 
 
 def test_states_may_come_in_parts_twice_and_late(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     assert run(drafter, submit(10), states(0, 4), states(2, 8)) == []
     found = run(drafter, commit(0, TEXT[10:11]))
@@ -196,14 +229,14 @@ def test_states_may_come_in_parts_twice_and_late(
 
 @pytest.mark.parametrize("begin", [4, 6])
 def test_a_cached_prefix_has_no_states(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor], begin: int
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor], begin: int
 ) -> None:
     found = run(drafter, submit(10), states(begin, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3, begin)
 
 
 def test_the_head_begins_anew_behind_a_gap(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     found = run(drafter, states(12, 14), commit(1, TEXT[11:15]))
@@ -216,7 +249,7 @@ def test_one_state_is_too_few(drafter: HeadDrafter) -> None:
 
 
 def test_sampled_drafts_have_the_seed_of_the_request(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     seeded = SeededSampling(seed=7, temperature=1.0)
     messages = [states(0, 10), commit(0, TEXT[10:11])]
@@ -225,7 +258,7 @@ def test_sampled_drafts_have_the_seed_of_the_request(
     assert first != drafts_of(reference, 11, 3)
     chances = SeededSampling(seed=0, temperature=1.0, probabilities=True)
     found = run(drafter, submit(10, seeded=chances), *messages)
-    head = set(ids_of(reference[0]).tolist())
+    head = set(reference[0].target_ids.tolist())
     for message in found:
         assert isinstance(message, Drafted)
         (candidates,) = message.candidates
@@ -234,7 +267,7 @@ def test_sampled_drafts_have_the_seed_of_the_request(
 
 
 def test_a_stop_token_ends_a_draft(
-    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
 ) -> None:
     expected = drafts_of(reference, 11, 3)
     stops = [expected[1]]
@@ -269,7 +302,7 @@ def test_what_does_not_fit_is_declined(
 
 
 def test_a_full_kv_declines_what_has_no_room(folders: tuple[Path, Path]) -> None:
-    drafter = HeadDrafter(HeadModel(HeadOptions(*folders, kv_slots=40, batch=4, context_len=64)))
+    drafter = HeadDrafter(load(folders, kv_slots=40))
     messages = [(submit(20, n), states(0, 20, n), commit(0, TEXT[20:21], 3, n)) for n in (1, 2)]
     found = run(drafter, *(each for part in messages for each in part))
     assert len(tokens_of(found, 1)) == 3
@@ -277,7 +310,7 @@ def test_a_full_kv_declines_what_has_no_room(folders: tuple[Path, Path]) -> None
 
 
 def test_a_failed_pass_declines_its_requests(
-    drafter: HeadDrafter, model: HeadModel, monkeypatch: pytest.MonkeyPatch
+    drafter: HeadDrafter, model: HeadRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for message in (submit(10), states(0, 10), commit(0, TEXT[10:11])):
         drafter.handle(PEER, message)
@@ -288,7 +321,7 @@ def test_a_failed_pass_declines_its_requests(
     assert [type(message).__name__ for _, message in drafter.take()][-1] == "Declined"
 
 
-def test_texts_of_a_server_are_limited(model: HeadModel) -> None:
+def test_texts_of_a_server_are_limited(model: HeadRunner) -> None:
     drafter = HeadDrafter(model, max_server_tokens=25)
     assert run(drafter, submit(10), submit(10, 2)) == []
     (declined,) = run(drafter, submit(10, 3))
@@ -302,8 +335,8 @@ def test_it_times_its_passes_before_it_serves(drafter: HeadDrafter) -> None:
     assert drafter.statistics.read_seconds > 0
 
 
-def test_a_target_of_another_width_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    head, target = folders
+def test_a_target_of_another_width_is_refused(eagle: tuple[Path, Path], tmp_path: Path) -> None:
+    head, target = eagle
     with pytest.raises(ConfigError, match="has no weight that ends with embed_tokens.weight"):
         HeadModel(HeadOptions(head, tmp_path))
     checkpoint.save(random_head(), tmp_path)
@@ -313,15 +346,15 @@ def test_a_target_of_another_width_is_refused(folders: tuple[Path, Path], tmp_pa
         HeadModel(HeadOptions(tmp_path, target))
 
 
-def test_a_separate_sidecar_refuses_a_head(folders: tuple[Path, Path]) -> None:
+def test_a_sidecar_needs_the_target_of_its_head(folders: tuple[Path, Path]) -> None:
     options = parser().parse_args([f"--model-path={folders[0]}", "--endpoint=ipc:///tmp/x"])
-    with pytest.raises(ConfigError, match="only a server's own sidecar runs a head"):
+    with pytest.raises(ConfigError, match="so --target-path must be the folder of its target"):
         service._models(options, "cpu")
 
 
 @pytest.mark.parametrize("together", [16, 1])
 def test_rows_attend_alike_together_and_apart(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, together: int
+    eagle: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     given = [TEXT[1:13], TEXT[1:4]]
     data = np.concatenate([STATES[: len(each)].view(torch.int16).numpy() for each in given])
@@ -329,19 +362,27 @@ def test_rows_attend_alike_together_and_apart(
     for limit in (16, together):
         monkeypatch.setattr(head_model, "TOGETHER", limit)
         monkeypatch.setattr(head_model, "APART", 5)
-        model = HeadModel(HeadOptions(*folders, kv_slots=300, batch=4, context_len=64))
+        model = HeadModel(HeadOptions(*eagle, kv_slots=300, batch=4, context_len=64))
         rows = [model.rows.open(), model.rows.open()]
         found.append(model.extend(rows, given, data).logits)
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_the_vocabulary_is_the_targets(model: HeadModel) -> None:
+def test_the_vocabulary_is_the_targets(model: HeadRunner) -> None:
     assert (model.vocab_size, model.width) == (VOCAB, WIDTH)
     assert model.fingerprint() == model.fingerprint() != ""
 
 
+def test_a_draft_of_medusa_heads_has_a_token_of_each(
+    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+) -> None:
+    found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11], 8))
+    most = 5 if isinstance(reference[0], MedusaHeads) else 8
+    assert tokens_of(found) == drafts_of(reference, 11, most)
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_any_messages_leave_it_consistent(model: HeadModel, seed: int) -> None:
+def test_any_messages_leave_it_consistent(model: HeadRunner, seed: int) -> None:
     rng = random.Random(seed)
     peers = [PEER, Peer("other", b"2", VOCAB - 100)]
     drafter, frames = HeadDrafter(model), Frames(rng, VOCAB, 70, WIDTH)

@@ -27,7 +27,8 @@ from sglang_qspec.messages import (
 )
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
-from sglang_qspec.sidecar.head_model import HeadModel, HeadOptions
+from sglang_qspec.sidecar.head_model import HeadModel
+from sglang_qspec.sidecar.head_runner import HeadOptions
 from sglang_qspec.sidecar.pair_drafter import PairDrafter
 from test.heads.tiny import VOCAB, random_head, write_target
 from test.sidecar.scripted import ScriptedModel

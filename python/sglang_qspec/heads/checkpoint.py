@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadConfig, HeadKind, read
+from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 
 WEIGHTS = "model.safetensors"
@@ -20,11 +23,15 @@ FIRST_LAYER = "layers.0."
 IGNORED = {
     HeadKind.EAGLE3: frozenset({"t2d", "embed_tokens.weight"}),
     HeadKind.EAGLE2: frozenset({"lm_head.weight", "embed_tokens.weight"}),
+    HeadKind.MEDUSA: frozenset(),
 }
 """What follows from `d2t` or belongs to the target."""
 
+_AUTHORS = re.compile(r"(\d+)\.(\d+)(?:\.linear)?\.(weight|bias)")
+"""How the authors of Medusa name weights: by head and part. The last part is the LM head."""
 
-def save(head: AnyHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+
+def save(head: AnyHead | MedusaHeads, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a head into an existing folder, with weights in `dtype`."""
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
@@ -41,7 +48,7 @@ def save(head: AnyHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> No
 
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> AnyHead:
-    """Load a head. Raises ConfigError if it is damaged, or not supported."""
+    """Load an EAGLE head. Raises ConfigError if it is damaged, or not supported."""
     config = read(folder)
     found = {_own_name(name): tensor for name, tensor in _weights(folder, device).items()}
     try:
@@ -56,13 +63,44 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> AnyHead:
         _check_ids(folder, head, found["d2t"])
     else:
         _check(folder, head, found)
+    _assign(head, found, dtype)
+    head.rotary = type(head.rotary)(head.rotary.config).to(device)
+    return head.eval()
+
+
+def load_medusa(folder: Path, dtype: torch.dtype, device: torch.device) -> MedusaHeads:
+    """Load Medusa heads. Raises ConfigError if they are damaged, or not supported."""
+    config = read(folder)
+    found = {
+        _medusa_name(name, config.head_layers): tensor
+        for name, tensor in _weights(folder, device).items()
+    }
+    with torch.device("meta"):
+        heads = MedusaHeads(config, bias=any(name.endswith(".bias") for name in found))
+    _check(folder, heads, found)
+    _assign(heads, found, dtype)
+    return heads.eval()
+
+
+def _medusa_name(name: str, layers: int) -> str:
+    """The name of a weight in `MedusaHeads`; the authors number the parts of each head."""
+    name = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")
+    own = _AUTHORS.fullmatch(name)
+    if own is None:
+        return name
+    head, part, kind = own.groups()
+    if int(part) == layers:
+        return f"lm_heads.{head}.{kind}"
+    return f"blocks.{head}.layers.{part}.{kind}"
+
+
+def _assign(module: torch.nn.Module, found: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Give an empty head its weights, with their numbers in `dtype`."""
     given = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int64)
         for name, tensor in found.items()
     }
-    head.load_state_dict(given, assign=True)
-    head.rotary = type(head.rotary)(head.rotary.config).to(device)
-    return head.eval()
+    module.load_state_dict(given, assign=True)
 
 
 def _empty(config: HeadConfig, *, has_bias: bool) -> AnyHead:
@@ -102,7 +140,7 @@ def _own_name(name: str) -> str:
     return name.replace(FIRST_LAYER, "midlayer.", 1) if name.startswith(FIRST_LAYER) else name
 
 
-def _check(folder: Path, head: AnyHead, found: dict[str, Any]) -> None:
+def _check(folder: Path, head: AnyHead | MedusaHeads, found: dict[str, Any]) -> None:
     """Raise ConfigError unless `found` has the weights of the head; remove what is ignored."""
     for name in IGNORED[head.config.kind] & found.keys():
         del found[name]

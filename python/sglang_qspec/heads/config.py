@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -9,22 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from sglang_qspec.errors import ConfigError
 
 
 class HeadKind(Enum):
-    """The kinds of heads, by SGLang's names of the classes that load them."""
+    """The kinds of heads, by the names of the classes that load them."""
 
     EAGLE3 = "LlamaForCausalLMEagle3"
     """Reads the outputs of several layers of its target."""
     EAGLE2 = "LlamaForCausalLMEagle"
     """Reads what the target's LM head reads, and drafts with that LM head."""
+    MEDUSA = "MedusaModel"
+    """Reads what the target's LM head reads, and has a head for each of the next tokens. vLLM has a
+    class of this name; SGLang runs none."""
 
 
 STATES = 3
 """Number of the target's hidden states that a head reads by default."""
 MOST_STATES = 16
+MOST_HEADS = 16
+"""Maximum number of Medusa heads."""
 FEW = 8
 """Number of layers below which a target has its own default layers."""
 
@@ -57,9 +64,21 @@ class _Content(msgspec.Struct, frozen=True):
     hot_vocab_size: int | None = None
 
 
+class _Medusa(msgspec.Struct, frozen=True):
+    """The fields of the `config.json` of Medusa heads, with names of vLLM and of the authors."""
+
+    medusa_num_heads: int | None = None
+    num_heads: int | None = None
+    medusa_num_layers: int | None = None
+    num_hidden_layers: int = 1
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    truncated_vocab_size: int | None = None
+
+
 @dataclass(frozen=True)
 class HeadConfig:
-    """A head with one decoder layer. Widths are numbers of features."""
+    """A head with one decoder layer, or Medusa heads. Widths are numbers of features."""
 
     kind: HeadKind
     hidden_size: int
@@ -75,7 +94,12 @@ class HeadConfig:
     states: int
     """Number of the target's states that the head reads at a token."""
     fields: Mapping[str, Any]
-    """Fields of the decoder layer, for transformers' `LlamaConfig`."""
+    """The content of `config.json`; for EAGLE heads with the fields of transformers' `LlamaConfig`
+    for the decoder layer."""
+    heads: int = 0
+    """Number of Medusa heads, each of which drafts one token."""
+    head_layers: int = 0
+    """Number of layers of each of them before its LM head."""
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
         """The layers that an EAGLE-3 head reads of a target with this number of layers.
@@ -118,10 +142,14 @@ def default_layers(target_layers: int) -> tuple[int, ...]:
 
 def is_head(content: Mapping[str, Any]) -> bool:
     """Whether the content of a `config.json` is that of a head which this part can run."""
-    return _kind_of(content.get("architectures") or ()) is not None
+    return _kind_of(content) is not None
 
 
-def _kind_of(architectures: Sequence[str]) -> HeadKind | None:
+def _kind_of(content: Mapping[str, Any]) -> HeadKind | None:
+    """The kind of the head with this `config.json`; that of Medusa's authors names no class."""
+    architectures = content.get("architectures") or ()
+    if "medusa_num_heads" in content:
+        return HeadKind.MEDUSA
     return next((kind for kind in HeadKind if kind.value in architectures), None)
 
 
@@ -132,6 +160,20 @@ def is_head_folder(folder: Path) -> bool:
     except (OSError, msgspec.MsgspecError):
         return False
     return isinstance(content, dict) and is_head(content)
+
+
+def digest(folder: Path | None) -> str:
+    """Digest of a head's configuration and weights; empty for no head. Raises ConfigError."""
+    if folder is None:
+        return ""
+    found = hashlib.sha256()
+    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+        try:
+            with path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    return found.hexdigest()
 
 
 def folder_of(draft_model: str | None, head_path: str) -> Path | None:
@@ -146,17 +188,16 @@ def read(folder: Path) -> HeadConfig:
     """Read the configuration of a head. Raises ConfigError with what is not supported."""
     path = folder / "config.json"
     try:
-        fields: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        kind = _kind_of(fields)
+        if kind is HeadKind.MEDUSA:
+            return _medusa(folder, msgspec.convert(fields, _Medusa), fields)
         content = msgspec.convert(fields, _Content)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    kind = _kind_of(content.architectures)
     if kind is None:
-        named, names = (
-            ", ".join(content.architectures),
-            " or ".join(kind.value for kind in HeadKind),
-        )
-        raise ConfigError(f"{path}: architectures is {named}, but must be {names}")
+        named, names = ", ".join(content.architectures), ", ".join(each.value for each in HeadKind)
+        raise ConfigError(f"{path}: architectures is {named}, but must be one of {names}")
     _check_fields(
         path,
         ("num_hidden_layers", content.num_hidden_layers, 1),
@@ -202,6 +243,43 @@ def _eagle2(path: Path, content: _Content, fields: Mapping[str, Any]) -> HeadCon
     return HeadConfig(HeadKind.EAGLE2, width, width, ids, ids, None, 1, fields)
 
 
+def _medusa(folder: Path, content: _Medusa, fields: Mapping[str, Any]) -> HeadConfig:
+    """The configuration of Medusa heads. Raises ConfigError."""
+    path = folder / "config.json"
+    heads = content.medusa_num_heads or content.num_heads or 0
+    if not 1 <= heads <= MOST_HEADS:
+        raise ConfigError(
+            f"{path}: medusa_num_heads is {heads}, but must be from 1 to {MOST_HEADS}"
+        )
+    layers = content.medusa_num_layers or content.num_hidden_layers
+    width, ids = content.hidden_size, content.vocab_size
+    if width is None or ids is None:
+        width, ids = _medusa_sizes(folder)
+    _check_fields(path, ("truncated_vocab_size", content.truncated_vocab_size or ids, ids))
+    return HeadConfig(HeadKind.MEDUSA, width, width, ids, ids, None, 1, fields, heads, layers)
+
+
+def _medusa_sizes(folder: Path) -> tuple[int, int]:
+    """Width and number of token ids of Medusa heads, by the shapes of their weights.
+
+    Raises ConfigError if there are none.
+    """
+    shapes: list[Sequence[int]] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                shapes += [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+    products = [shape for shape in shapes if len(shape) == 2]  # the others are biases
+    if not products:
+        raise ConfigError(
+            f"{folder / 'config.json'} has no hidden_size and no vocab_size, and the folder no "
+            "weights in *.safetensors that tell them"
+        )
+    return products[0][1], max(rows for rows, _ in products)
+
+
 def _check_fields(path: Path, *found: tuple[str, int, int]) -> None:
     """Raise ConfigError unless each (name, value, only supported value) is supported."""
     for name, value, allowed in found:
@@ -230,6 +308,29 @@ def _check_layers(path: Path, layers: Sequence[int] | None, states: int) -> None
 def _rises(layers: Sequence[int]) -> bool:
     """Whether the numbers are those of different layers in the order in which they run."""
     return min(layers) >= 0 and list(layers) == sorted(set(layers))
+
+
+def medusa_for_target(target: Mapping[str, Any], heads: int) -> HeadConfig:
+    """The configuration of new Medusa heads for a target with this `config.json`.
+
+    Raises ConfigError if it does not tell the target's sizes.
+    """
+    for name in ("hidden_size", "vocab_size"):
+        if not isinstance(target.get(name), int):
+            raise ConfigError(f"the target's config.json has no {name}, which a head needs")
+    width, ids = target["hidden_size"], target["vocab_size"]
+    fields = {
+        "architectures": [HeadKind.MEDUSA.value],
+        "model_type": "medusa",
+        "hidden_size": width,
+        "vocab_size": ids,
+        "num_heads": heads,
+        "num_hidden_layers": 1,
+        "medusa_num_heads": heads,
+        "medusa_num_layers": 1,
+        "medusa_fc_bias": True,
+    }
+    return HeadConfig(HeadKind.MEDUSA, width, width, ids, ids, None, 1, fields, heads, 1)
 
 
 def eagle2_for_target(target: Mapping[str, Any]) -> HeadConfig:

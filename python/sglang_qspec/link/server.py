@@ -82,14 +82,16 @@ class LinkServer:
         heartbeat: Callable[[], Heartbeat],
         keys: Keys | None = None,
         *,
+        head: str = "",
         forget_after_s: float = FORGET_AFTER_S,
         send_queue: int = SEND_QUEUE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Bind `endpoint`.
 
-        `welcome` and `fingerprint` describe the draft model and its tokenizer; `heartbeat` is
-        called for each Ping. `forget_after_s` is in seconds, `send_queue` in messages.
+        `welcome` and `fingerprint` describe the draft model and its tokenizer, and `head` is the
+        digest of the head that runs here, empty for none. `heartbeat` is called for each Ping.
+        `forget_after_s` is in seconds, `send_queue` in messages.
 
         Raises LinkError if `endpoint` is not allowed or cannot be bound.
         """
@@ -97,6 +99,7 @@ class LinkServer:
         self._welcome = welcome
         self._max_bytes = max_to_sidecar_bytes(welcome.context_len)
         self._fingerprint = fingerprint
+        self._head = head
         self._heartbeat = heartbeat
         self._latest_heartbeat: Heartbeat | None = None
         self._next_heartbeat = 0.0
@@ -290,7 +293,19 @@ class LinkServer:
                 "the first token that differs, start the server with this draft model instead of "
                 "an endpoint (--speculative-draft-model-path)"
             )
-        return None
+        if hello.head == self._head:
+            return None
+        if not self._head:
+            return (
+                "the server has a head (--speculative-qspec-head-path), but this sidecar runs "
+                "none: start it with --model-path HEAD --target-path TARGET"
+            )
+        if not hello.head:
+            return (
+                f"this sidecar runs the head {self._welcome.model}, so the server needs the same "
+                "one (--speculative-qspec-head-path)"
+            )
+        return f"this sidecar runs another head than that of the server, {self._welcome.model}"
 
     def _forget_silent(self, now: float) -> None:
         for routing_id, heard_at in list(self._heard_at.items()):

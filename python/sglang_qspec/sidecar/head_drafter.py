@@ -36,7 +36,7 @@ from sglang_qspec.messages import (
     ToSidecar,
     submissions_of,
 )
-from sglang_qspec.sidecar.head_model import HeadModel, HeadOutput
+from sglang_qspec.sidecar.head_runner import HeadOutput, HeadRunner
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.sampler import Choices, choose
 from sglang_qspec.sidecar.sampling import GREEDY
@@ -69,7 +69,7 @@ class HeadDrafter:
 
     def __init__(
         self,
-        model: HeadModel,
+        model: HeadRunner,
         *,
         statistics: PassStatistics | None = None,
         max_server_tokens: int = MAX_SERVER_TOKENS,
@@ -234,7 +234,11 @@ class HeadDrafter:
         if len(text.token_ids) >= self._rows.context_len:
             self._decline((peer, submission), "the text no longer fits the head's context")
             return
-        text.lookahead = min(commit.max_new_tokens, self._rows.context_len - len(text.token_ids))
+        text.lookahead = min(
+            commit.max_new_tokens,
+            self._rows.context_len - len(text.token_ids),
+            self._model.longest_draft,
+        )
         if not text.lookahead or not text.is_complete or text.token_ids[-1] in text.stops:
             text.lookahead = 0
             self._send((peer, submission), text, 0, [], done=True)
@@ -386,9 +390,11 @@ class HeadDrafter:
             self._rows.truncate(rows[0], 0)
             while size <= min(self._model.slots, self._rows.free_rows):
                 rows += [self._rows.open() for _ in range(size - len(rows))]
-                output = self._model.extend(rows, [[0]] * size, state.repeat(size, 0))
                 began = self._clock()
-                self._model.step(rows, [0] * size, output.hidden)
+                output = self._model.extend(rows, [[0]] * size, state.repeat(size, 0))
+                if self._model.longest_draft > 1:
+                    began = self._clock()
+                    self._model.step(rows, [0] * size, output.hidden)
                 times.append((size, self._clock() - began))
                 size *= 2
             self.statistics.expect_steps(times)

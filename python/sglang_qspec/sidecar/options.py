@@ -25,8 +25,17 @@ def parser() -> argparse.ArgumentParser:
         description="Draft for the servers that connect to an endpoint.",
     )
     add = made.add_argument
-    add("--model-path", required=True, help="draft model: a local checkpoint or a name on a hub")
-    add("--target-path", default="", help=argparse.SUPPRESS)  # of a head in a server's own sidecar
+    add(
+        "--model-path",
+        required=True,
+        help="draft model: a local checkpoint or a name on a hub; or the folder of a head",
+    )
+    add(
+        "--target-path",
+        default="",
+        help="folder of a head's target, of which it reads the tokenizer, and for EAGLE heads the "
+        "embeddings and the LM head",
+    )
     add("--head-path", default="", help=argparse.SUPPRESS)  # of a head beside a draft model
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import is_head_folder
+from sglang_qspec.heads.config import HeadKind, digest, folder_of, is_head_folder, read
 from sglang_qspec.link import LinkServer, keys, remove_private
 from sglang_qspec.messages import PROTOCOL, Welcome
 from sglang_qspec.sidecar import hardware
@@ -22,9 +22,11 @@ from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
-from sglang_qspec.sidecar.head_model import KV_SLOTS, HeadModel, HeadOptions
+from sglang_qspec.sidecar.head_model import HeadModel
+from sglang_qspec.sidecar.head_runner import KV_SLOTS, HeadOptions, HeadRunner
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.sidecar.loop import serve
+from sglang_qspec.sidecar.medusa_model import MedusaModel
 from sglang_qspec.sidecar.pair_drafter import PairDrafter
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.stopping import stop_signal
@@ -54,6 +56,7 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
         model.fingerprint(),
         lambda: heartbeat(parts),
         key_pair,
+        head=digest(folder_of(options.model_path, options.head_path)),
     )
     parts = Parts(drafter, model.rows, server)
     logger.info(
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace, kind: str | None, *, yields: bool) -> int:
 
 def _models(
     options: argparse.Namespace, kind: str | None
-) -> tuple[DraftModel | HeadModel, Drafter | HeadDrafter | PairDrafter]:
+) -> tuple[DraftModel | HeadRunner, Drafter | HeadDrafter | PairDrafter]:
     """Load a draft model, a head or both on a device of this kind; None lets SGLang choose.
 
     Of both the draft model is returned. Raises ConfigError for what a head does not support.
@@ -90,8 +93,8 @@ def _models(
     if is_head_folder(folder):
         if not options.target_path:
             raise ConfigError(
-                f"--model-path is {options.model_path!r}, a head, but must be a draft model: only "
-                "a server's own sidecar runs a head so far"
+                f"--model-path is {options.model_path!r}, a head, so --target-path must be the "
+                "folder of its target"
             )
         return _head(options, folder, kind, PassStatistics())
     model, drafter = _draft_model(options, kind)
@@ -104,19 +107,19 @@ def _models(
 
 def _head(
     options: argparse.Namespace, folder: Path, kind: str | None, statistics: PassStatistics
-) -> tuple[HeadModel, HeadDrafter]:
+) -> tuple[HeadRunner, HeadDrafter]:
     """Load the head in a folder."""
-    model = HeadModel(
-        HeadOptions(
-            folder,
-            Path(options.target_path).expanduser(),
-            device=kind or ("cuda" if torch.cuda.is_available() else "cpu"),
-            context_len=options.context_length,
-            kv_slots=options.max_total_tokens or KV_SLOTS,
-            batch=options.slots or None,
-            trust_remote_code=options.trust_remote_code,
-        )
+    given = HeadOptions(
+        folder,
+        Path(options.target_path).expanduser(),
+        device=kind or ("cuda" if torch.cuda.is_available() else "cpu"),
+        context_len=options.context_length,
+        kv_slots=options.max_total_tokens or KV_SLOTS,
+        batch=options.slots or None,
+        trust_remote_code=options.trust_remote_code,
     )
+    is_medusa = read(folder).kind is HeadKind.MEDUSA
+    model: HeadRunner = MedusaModel(given) if is_medusa else HeadModel(given)
     most = options.max_server_tokens
     return model, HeadDrafter(model, statistics=statistics, max_server_tokens=most)
 
@@ -156,7 +159,7 @@ def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftMo
     return model, drafter
 
 
-def _welcome(options: argparse.Namespace, model: DraftModel | HeadModel) -> Welcome:
+def _welcome(options: argparse.Namespace, model: DraftModel | HeadRunner) -> Welcome:
     """The answer to a server's Hello."""
     return Welcome(
         PROTOCOL,

@@ -110,7 +110,7 @@ def test_a_key_file_is_for_tcp_endpoints_alone(
         return endpoint
 
     monkeypatch.setattr(startup, "SidecarLink", connect)
-    monkeypatch.setattr(startup, "_hello", lambda: Hello(PROTOCOL, 1, "f"))
+    monkeypatch.setattr(startup, "_hello", lambda *_: Hello(PROTOCOL, 1, "f"))
     monkeypatch.setattr(startup, "_join", lambda endpoints, connect: list(map(connect, endpoints)))
     startup.open_links(QSpecConfig(endpoint="ipc:///q/a,tcp://h:1", key_file=key_file), 0)
     assert given == {"ipc:///q/a": None, "tcp://h:1": created}

@@ -24,7 +24,6 @@ from test.heads.tiny import VOCAB, Drafting, random_eagle2, random_head, write_t
 
 CPU = torch.device("cpu")
 SHORT: Any = {"tokens": 24, "draft_vocab": 200, "batch_tokens": 1024, "dtype": "float32"}
-EAGLE2_ONLY: Any = {"kind": "eagle2", "draft_vocab": None}
 DEPTH = 4
 
 
@@ -33,7 +32,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("models") / "target")
 
 
-@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("kind", [HeadKind.EAGLE3, HeadKind.EAGLE2])
 def test_each_depth_computes_what_drafting_computes(kind: HeadKind) -> None:
     head = random_head() if kind is HeadKind.EAGLE3 else random_eagle2()
     torch.manual_seed(3)
@@ -132,27 +131,33 @@ def test_the_command_trains_a_head(
     assert [path.name for path in tmp_path.iterdir()] == ["head", ".head.lock"]
 
 
-def test_the_command_trains_an_eagle_2_head(
-    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["eagle2", "medusa"])
+def test_the_command_trains_other_kinds(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     output = tmp_path / "head"
     command = ["models", "train-head", "--model", str(target), "--output", str(output)]
-    short = ["--num-prompts", "40", "--tokens", "24", "--epochs", "12", "--kind", "eagle2"]
+    short = ["--num-prompts", "40", "--tokens", "24", "--epochs", "12", "--kind", kind]
     with caplog.at_level("INFO"):
         assert main([*command, *short, "--batch-tokens", "1024", "--dtype", "float32"]) == 0
-    head = checkpoint.load(output, torch.float32, CPU)
-    assert isinstance(head, Eagle2Head)
-    assert "lm_head" not in " ".join(head.state_dict())  # it is the target's
+    if kind == "eagle2":
+        head = checkpoint.load(output, torch.float32, CPU)
+        assert "lm_head" not in " ".join(head.state_dict())  # it is the target's
+    else:
+        assert checkpoint.load_medusa(output, torch.float32, CPU).config.heads == DEPTH
     line = next(text for text in caplog.messages if "first draft tokens" in text)
     assert float(line.split("prompts ")[1].split(" %")[0]) > 10
 
 
-@pytest.mark.parametrize("kind", [EAGLE2_ONLY, {}], ids=["eagle2", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "medusa"])
 def test_a_killed_training_goes_on(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(trainer, "KEEP_S", 0.0)
-    training, prompts = Training(**{"epochs": 2, **SHORT, **kind}), PROMPTS[:20]
+    ids = SHORT["draft_vocab"] if kind == "eagle3" else None
+    training = Training(**{"kind": kind, "epochs": 2, **SHORT, "draft_vocab": ids})
+    prompts = PROMPTS[:20]
+    load: Any = checkpoint.load_medusa if kind == "medusa" else checkpoint.load
     step = trainer.Trainer._step
 
     def train(name: str, most: int = 1000) -> int:
@@ -175,7 +180,7 @@ def test_a_killed_training_goes_on(
     assert train("killed", most=3) == 3
     monkeypatch.setattr(TargetModel, "answers", None)  # all texts are written
     assert train("killed") == steps - 3
-    whole, killed = (checkpoint.load(tmp_path / n, torch.float32, CPU) for n in ("whole", "killed"))
+    whole, killed = (load(tmp_path / name, torch.float32, CPU) for name in ("whole", "killed"))
     for name, tensor in whole.state_dict().items():
         assert torch.equal(killed.state_dict()[name], tensor), name
 

@@ -27,14 +27,14 @@ together. The rest is for the target's activations and graphs."""
 def draft_bytes(path: str) -> int | None:
     """Size of a local draft model's weights, or of a head's with what it loads of the target.
 
-    That are the embeddings, and for an EAGLE-2 head the LM head. None for a name on a hub.
+    EAGLE heads need the embeddings, and EAGLE-2 heads the LM head too. None for a name on a hub.
     """
     folder = Path(path).expanduser()
     own = weight_bytes(path)
     if own is None or not is_head_folder(folder):
         return own
     head = read(folder)
-    loaded = 2 if head.kind is HeadKind.EAGLE2 else 1
+    loaded = {HeadKind.MEDUSA: 0, HeadKind.EAGLE3: 1, HeadKind.EAGLE2: 2}[head.kind]
     return own + loaded * EMBEDDING_BYTES * head.hidden_size * head.vocab_size
 
 

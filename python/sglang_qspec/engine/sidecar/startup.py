@@ -18,7 +18,7 @@ from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.sidecar import model_pair
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
-from sglang_qspec.heads.config import is_head_folder
+from sglang_qspec.heads.config import digest, folder_of, is_head_folder
 from sglang_qspec.link import (
     LinkState,
     PrivateEndpoint,
@@ -44,12 +44,15 @@ def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
     trying, and the server serves requests without its drafts.
     """
     if settings.endpoints:
-        connect = functools.partial(_connect, hello=_hello(), key_file=settings.key_file)
-        return Opened(_join(settings.endpoints, connect), None, connect)
+        hello = _hello(None, settings.head_path)
+        connect = functools.partial(_connect, hello=hello, key_file=settings.key_file)
+        given = {"of_head": bool(hello.head), "has_model": not hello.head}
+        return Opened(_join(settings.endpoints, connect), None, connect, **given)
     draft_model = get_spec().speculative_draft_model_path
     if draft_model is None:
         return Opened()
-    return _start_own(settings, draft_model, _hello(), gpu_id)
+    hello = _hello(draft_model, settings.head_path)
+    return _start_own(settings, draft_model, hello, gpu_id)
 
 
 def _connect(endpoint: str, hello: Hello, key_file: str) -> SidecarLink:
@@ -57,13 +60,15 @@ def _connect(endpoint: str, hello: Hello, key_file: str) -> SidecarLink:
     return SidecarLink(endpoint, hello, keys.load_for(endpoint, key_file))
 
 
-def _hello() -> Hello:
+def _hello(draft_model: str | None, head_path: str) -> Hello:
+    """What the server tells its sidecars; one of the two may be a head. Raises ConfigError."""
     model = get_model()
     tokenizer_path = get_serving().tokenizer_path or model.model_path
     target = model_pair.describe_model(
         model.model_path, tokenizer_path, model.trust_remote_code, model.revision
     )
-    return Hello(PROTOCOL, target.vocab_size, target.fingerprint)
+    head = digest(folder_of(draft_model, head_path))
+    return Hello(PROTOCOL, target.vocab_size, target.fingerprint, head=head)
 
 
 def _join(endpoints: Sequence[str], connect: Callable[[str], SidecarLink]) -> Sequence[SidecarLink]:

@@ -9,24 +9,18 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from sglang.srt.models.registry import ModelRegistry
-
 from sglang_qspec import config
 from sglang_qspec.config import MAX_DRAFT_TOKENS, QSpecConfig
 from sglang_qspec.engine.boundary import compat, installed
 from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.placement.devices import kind_of
 from sglang_qspec.engine.sidecar import model_pair
-from sglang_qspec.engine.start import families, lora, unsupported
+from sglang_qspec.engine.start import families, heads, lora, unsupported
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import HeadKind, is_head_folder, read
+from sglang_qspec.heads.config import is_head_folder
 from sglang_qspec.sidecar import marlin as kernels
 
 logger = logging.getLogger(__name__)
-
-CAPTURES = "set_eagle3_layers_to_capture"
-"""The method of SGLang's models that can keep the outputs of layers for heads."""
 
 
 def check(args: Any) -> QSpecConfig:
@@ -93,12 +87,16 @@ def check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
 def check_draft_model(args: Any, settings: QSpecConfig) -> None:
     """Check that the draft model exists and has the target's tokenizer."""
     path = args.speculative_draft_model_path
-    if settings.head_path and (path is None or settings.endpoint):
+    if settings.head_path and path is None and not settings.endpoint:
         raise ConfigError(
-            f"{config.flag('head_path')} is {settings.head_path!r}, but a head beside a draft "
-            "model needs --speculative-draft-model-path, and the server's own sidecar"
+            f"{config.flag('head_path')} is {settings.head_path!r}, but a head needs an endpoint "
+            f"whose sidecar runs it ({config.flag('endpoint')}), or a draft model beside it "
+            "(--speculative-draft-model-path); a head alone is the "
+            "--speculative-draft-model-path itself"
         )
     if path is None:
+        if settings.head_path:
+            heads.check_alone(args, settings, config.flag("head_path"), settings.head_path)
         if not settings.endpoint:
             logger.info(
                 "QSPEC runs without a draft model (--speculative-draft-model-path): drafts come "
@@ -118,12 +116,7 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
                 f"{flag} is the head {path} and {config.flag('head_path')} is "
                 f"{settings.head_path!r}: give one head, or a draft model and a head"
             )
-        check_head(args, settings, flag, Path(path).expanduser())
-        if settings.prefill_drafts == "on":
-            raise ConfigError(
-                f"{config.flag('prefill_drafts')} is 'on' and {flag} is the head {path}: a head "
-                "drafts for running requests only"
-            )
+        heads.check_alone(args, settings, flag, path)
         return
     if settings.head_path:
         if kind_of(args) != "cpu":
@@ -131,7 +124,7 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
                 f"{config.flag('head_path')} is {settings.head_path!r}, but a head beside a draft "
                 "model needs a target on a CPU so far"
             )
-        check_head(args, settings, config.flag("head_path"), Path(settings.head_path).expanduser())
+        heads.check(args, settings, config.flag("head_path"), Path(settings.head_path).expanduser())
     draft = model_pair.describe_given(
         flag, path, args.trust_remote_code, args.speculative_draft_model_revision
     )
@@ -158,31 +151,3 @@ def check_draft_model(args: Any, settings: QSpecConfig) -> None:
             target.vocab_size,
             draft.vocab_size,
         )
-
-
-def check_head(args: Any, settings: QSpecConfig, flag: str, folder: Path) -> None:
-    """Check that the head that `flag` names fits its target, and that the settings can use it."""
-    given = f"{flag} is the head {folder}"
-    if not is_head_folder(folder):
-        raise ConfigError(f"{flag} is {str(folder)!r}, but must be the folder of a head")
-    if settings.mode == "queue":
-        raise ConfigError(
-            f"{config.flag('mode')} is 'queue' and {given}: a head drafts for running requests only"
-        )
-    target = Path(args.model_path).expanduser()
-    try:
-        content = msgspec.json.decode((target / "config.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
-        raise ConfigError(
-            f"{given}, so --model-path must be a folder with a config.json, but is "
-            f"{args.model_path!r}"
-        ) from None
-    try:
-        head = read(folder)
-        head.check_target(content)
-    except ConfigError as error:
-        raise ConfigError(f"{given}, but {error}") from None
-    names = content.get("architectures") or [""]
-    captures = hasattr(ModelRegistry.resolve_model_cls(names)[0], CAPTURES)
-    if head.kind is HeadKind.EAGLE3 and not captures:
-        raise ConfigError(f"{given}, but SGLang keeps no states of a {names[0]} for heads")

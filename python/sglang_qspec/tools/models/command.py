@@ -129,7 +129,7 @@ TASKS = {
     ),
     "train-head": Task(
         train_head.add_options,
-        "train an EAGLE head for a target",
+        "train an EAGLE head, or Medusa heads, for a target",
         train_head.DESCRIPTION,
     ),
     "compare": Task(

@@ -15,7 +15,12 @@ from typing import Any
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import HeadConfig, eagle2_for_target, for_target
+from sglang_qspec.heads.config import (
+    HeadConfig,
+    eagle2_for_target,
+    for_target,
+    medusa_for_target,
+)
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.models.cache import build_folder
 from sglang_qspec.tools.models.files import check_new, read_config, write_json
@@ -25,15 +30,15 @@ from sglang_qspec.tools.train_head.prompts import PROMPTS
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = """Train an EAGLE head for a target, on texts that the target writes itself, and
-print its folder. The head is in the format that SGLang and vLLM read. A killed command goes on
-where it was."""
+DESCRIPTION = """Train a head for a target, on texts that the target writes itself, and
+print its folder. EAGLE heads are in the format that SGLang and vLLM read, Medusa heads in that of
+vLLM. A killed command goes on where it was."""
 HELD_OUT = 16
 """One prompt of this number is kept to judge the head with."""
 LEAST_PROMPTS = 2
 RECIPE = "recipe.json"
 DTYPES = ("auto", "float32", "bfloat16")
-KINDS = ("eagle3", "eagle2")
+KINDS = ("eagle3", "eagle2", "medusa")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Training:
 
     kind: str = KINDS[0]
     """eagle3 reads layers of the target and has an LM head of its own; eagle2 reads what the
-    target's LM head reads, and drafts with that one."""
+    target's LM head reads, and drafts with that one; medusa has a head for each token of a draft,
+    which reads the same."""
     answers: int = 2
     """Answers to a prompt: a greedy one, and sampled ones."""
     tokens: int = 128
@@ -50,7 +56,7 @@ class Training:
     epochs: int = 4
     """Times that each text is read."""
     depth: int = 4
-    """Tokens that the head drafts in a row."""
+    """Tokens that are drafted in a row; the number of Medusa heads."""
     draft_vocab: int | None = None
     """Number of token ids that an EAGLE-3 head drafts; None means a quarter of the target's."""
     layers: tuple[int, ...] | None = None
@@ -79,7 +85,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--kind",
         "eagle3 reads layers of the target and has an LM head of its own; eagle2 drafts with the "
-        "target's LM head, and reads what that one reads",
+        "target's LM head, and reads what that one reads; medusa reads the same, and has a head "
+        "for each token of a draft",
         choices=KINDS,
         default=default.kind,
     )
@@ -88,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "maximum length of an answer, in tokens"
     add("--tokens", text, values.positive, "N", default=default.tokens)
     add("--epochs", "times that each text is read", values.positive, "N", default=default.epochs)
-    text = "tokens that the head learns to draft in a row"
+    text = "tokens that the head learns to draft in a row; the number of Medusa heads"
     add("--depth", text, values.whole(1, 16), "N", default=default.depth)
     text = "number of token ids that an eagle3 head drafts (default: a quarter of the target's)"
     add("--draft-vocab", text, values.positive, "N")
@@ -188,11 +195,13 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
 
 def _head_config(target: Mapping[str, Any], training: Training) -> HeadConfig:
     """The head to train for a target with this `config.json`. Raises ConfigError."""
-    if training.kind == "eagle2":
+    if training.kind != "eagle3":
         for name in ("draft_vocab", "layers"):
             if (given := getattr(training, name)) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is {given}, but only an eagle3 head has this option")
+        if training.kind == "medusa":
+            return medusa_for_target(target, training.depth)
         return eagle2_for_target(target)
     vocab = target.get("vocab_size", 0)
     number = training.draft_vocab or max(1, vocab // 4)

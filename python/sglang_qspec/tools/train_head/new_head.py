@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_qspec.heads.config import HeadConfig, HeadKind
+from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 
@@ -27,13 +28,21 @@ def frequent_ids(texts: Sequence[WrittenText], number: int) -> Tensor:
     return torch.tensor(sorted(ids), dtype=torch.int64)
 
 
-def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead:
+def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead | MedusaHeads:
     """A head with random weights, but for the last norm and the LM head, which are the target's.
 
     An EAGLE-3 head drafts `ids`, int64 [draft ids] in rising order. An EAGLE-2 head drafts all ids,
     and begins with an output near the state that it reads: it has no norm that would give its
-    output the size of the target's states.
+    output the size of the target's states. Medusa heads begin as copies of the target's LM head.
     """
+    if config.kind is HeadKind.MEDUSA:
+        medusa = MedusaHeads(config).to(target.device)
+        with torch.no_grad():
+            for weight in medusa.blocks.parameters():
+                weight.zero_()
+            for weight in medusa.lm_heads.parameters():
+                weight.copy_(target.lm_head)
+        return medusa
     if config.kind is HeadKind.EAGLE2:
         eagle2 = Eagle2Head(config).to(target.device)
         eagle2.lm_head = target.lm_head.detach()

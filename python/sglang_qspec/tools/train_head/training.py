@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import AnyHead, Eagle2Head
 from sglang_qspec.tools.train_head.target import PAD, TargetModel, WrittenText
 
@@ -67,12 +68,15 @@ class PaddedTexts(NamedTuple):
 
 
 def depths(
-    head: AnyHead, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
+    head: AnyHead | MedusaHeads, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
 ) -> Iterator[Tensor]:
     """The head's outputs at each depth below `most`, [texts, tokens, width].
 
     `states` are those that the head reads (`target.TargetStates`), and `embedding` is the target's.
     """
+    if isinstance(head, MedusaHeads):
+        yield from (head.output(states, number) for number in range(most))
+        return
     hidden = head.project(states)
     size = batch.token_ids.shape[1]
     positions = torch.arange(size, device=hidden.device).expand(len(batch.token_ids), -1)
@@ -96,10 +100,15 @@ def depths(
         yield hidden
 
 
+def _logits(head: AnyHead | MedusaHeads, output: Tensor, depth: int) -> Tensor:
+    """Logits of the head's own ids for outputs of `depths`, [..., draft ids]."""
+    return head.logits(output, depth) if isinstance(head, MedusaHeads) else head.logits(output)
+
+
 class Teacher:
     """The distributions of the target that a head learns, over the ids that it drafts."""
 
-    def __init__(self, target: TargetModel, head: AnyHead) -> None:
+    def __init__(self, target: TargetModel, head: AnyHead | MedusaHeads) -> None:
         self._lm_head = target.lm_head[head.target_ids].clone()
         self._knows = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=target.device)
         self._knows[head.target_ids] = True
@@ -114,7 +123,7 @@ class Teacher:
 
 
 def loss(
-    head: AnyHead,
+    head: AnyHead | MedusaHeads,
     teacher: Teacher,
     target: TargetModel,
     batch: PaddedTexts,
@@ -136,7 +145,7 @@ def loss(
     for depth, hidden in enumerate(found):
         counts = batch.answers(depth) & teacher.knows(batch.tokens(2 + depth))
         rows = counts[:, : taught.shape[1] - 1 - depth].nonzero(as_tuple=True)
-        own = head.logits(hidden[rows]).float().log_softmax(-1)
+        own = _logits(head, hidden[rows], depth).float().log_softmax(-1)
         probs = wanted[place[rows[0], rows[1] + 1 + depth]]
         total = total - weight * (probs * own).sum(-1).sum() / max(1, len(rows[0]))
         if isinstance(head, Eagle2Head) and len(rows[0]):
@@ -163,7 +172,7 @@ class HeadFit(NamedTuple):
 
 @torch.inference_mode()
 def fit(
-    head: AnyHead,
+    head: AnyHead | MedusaHeads,
     target: TargetModel,
     texts: Sequence[WrittenText],
     layers: Sequence[int],
@@ -179,7 +188,7 @@ def fit(
         chain = begin
         for depth, hidden in enumerate(depths(head, states.read, batch, target.embedding, most)):
             is_right = torch.zeros_like(begin)
-            drafted = ids[head.logits(hidden[begin]).argmax(-1)]
+            drafted = ids[_logits(head, hidden[begin], depth).argmax(-1)]
             is_right[begin] = drafted == batch.tokens(2 + depth)[begin]
             chain = chain & is_right
             right[depth] += int(is_right.sum())
