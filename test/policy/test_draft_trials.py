@@ -8,7 +8,13 @@ from itertools import groupby, pairwise
 import pytest
 
 from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse
-from sglang_qspec.policy.draft_trials import FORECAST_EVERY, PATIENCE_S, SETTLE_S, WARM_UP_S
+from sglang_qspec.policy.draft_trials import (
+    FORECAST_EVERY,
+    PATIENCE_S,
+    PROMISE_EVERY,
+    SETTLE_S,
+    WARM_UP_S,
+)
 from sglang_qspec.policy.forecast import Forecast
 from sglang_qspec.policy.trial_level import FEWEST, LONGEST_GAP, LOSS, WINDOW_S
 
@@ -33,13 +39,14 @@ def serve(
     drafted: float = 0.0,
     plain_rate: float = 10.0,
     proposed: DraftUse = ALL,
+    promised: bool = False,
 ) -> Iterator[DraftUse]:
     """Uses of the rounds of a load with this `rate`.
 
     `drafted` is the share of the tokens that the sidecar drafts while it has its cores.
     """
     for _ in range(round(seconds / PASS_S)):
-        use = trials.choose(requests, kind=kind, proposed=proposed)
+        use = trials.choose(requests, kind=kind, proposed=proposed, promised=lambda: promised)
         tokens = round((rate(use) if callable(rate) else rate[use]) * PASS_S)
         trials.observe(tokens, round(drafted * tokens) if use is ALL else 0, PASS_S, plain_rate)
         yield use
@@ -228,6 +235,44 @@ def test_a_change_of_the_pipeline_alone_takes_no_long_warm_up() -> None:
     trial = [len(list(same)) * PASS_S for use, same in groupby(uses) if use is HALVES]
     slower = WARM_UP_S[HALVES] + WINDOW_S[HALVES] / 3
     assert trial[0] == pytest.approx(slower, abs=FEWEST * PASS_S)
+
+
+@pytest.mark.parametrize("ratio", [None, 2.0])
+def test_texts_that_repeat_what_would_have_been_drafted_have_drafts_soon(
+    ratio: float | None,
+) -> None:
+    """As the answers of an earlier run do, that come as guesses after other requests."""
+    trials = DraftTrials(ratio)
+    list(serve(trials, rates(80, 80, 100), 400))
+    repeated = rates(300, 300, 100)
+    assert share(serve(trials, repeated, 20, promised=True), NONE) < 0.2
+    # Without the promise the next trial comes much later.
+    other = DraftTrials()
+    list(serve(other, rates(80, 80, 100), 400))
+    assert share(serve(other, repeated, 20), NONE) == 1.0
+
+
+@pytest.mark.parametrize("ratio", [None, 2.0])
+def test_promises_that_are_not_kept_lose_little(ratio: float | None) -> None:
+    """Matches are long, but the passes that verify drafts cost more than these save."""
+    trials, load = DraftTrials(ratio), rates(80, 80, 100)
+    list(serve(trials, load, 60, promised=True))
+    assert share(serve(trials, load, 400, promised=True), NONE) > 0.95
+
+
+def test_promises_are_asked_for_in_some_rounds_without_drafts() -> None:
+    trials, asked = DraftTrials(), []
+
+    def promised() -> bool:
+        asked.append(uses[-1])
+        return False
+
+    uses = [ALL]
+    for _ in range(2000):
+        uses.append(trials.choose(2, promised=promised))
+        trials.observe(8 if uses[-1] is ALL else 10, 0, PASS_S, 10.0)
+    assert set(asked) == {NONE}
+    assert len(asked) == pytest.approx(uses.count(NONE) / PROMISE_EVERY, rel=0.1)
 
 
 def test_what_drafts_are_worth_is_told_for_each_batch_size() -> None:

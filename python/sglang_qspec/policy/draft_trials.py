@@ -53,6 +53,8 @@ BOTH = 0.4
 """Share of what texts give that they also give beside step drafts, which find some of it too."""
 FORECAST_EVERY = 4
 """Rounds between two forecasts for a batch size before it is measured; each takes some 2 ms."""
+PROMISE_EVERY = 4
+"""Rounds without drafts of which one asks whether drafts would have been right."""
 SLACK = 0.75
 """Factor by which a batch may be smaller than its level, or its inverse larger."""
 
@@ -100,6 +102,10 @@ class DraftTrials:
         """Seconds without a step draft since the use came to have some; None after the first."""
         self._arrived = False
         """Whether new requests have come since the last round."""
+        self._promise = False
+        """What the latest round that asked for promised drafts was told."""
+        self._unasked = 0
+        """Rounds without drafts since the last round with drafts."""
 
     @property
     def tries(self) -> bool:
@@ -117,11 +123,13 @@ class DraftTrials:
         kind: AnswerKind = AnswerKind.MIXED,
         plain: bool = True,
         proposed: DraftUse = ALL,
+        promised: Callable[[], bool] = lambda: False,
     ) -> DraftUse:
         """The drafts of the next round over `requests` of this kind.
 
         NONE only if `plain` rounds are allowed. `proposed` is the use with step drafts whose
-        pipeline is predicted to be the fastest.
+        pipeline is predicted to be the fastest. `promised` says whether drafts from texts would
+        have been right for most requests; it is asked in some of the rounds without drafts.
         """
         self._requests = requests
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
@@ -135,7 +143,7 @@ class DraftTrials:
             if self._level.unmeasured % FORECAST_EVERY == 0:
                 self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
-        self._level.allow(plain=plain, proposed=proposed)
+        self._level.allow(plain=plain, proposed=proposed, promised=self._promised(promised))
         wanted = self._level.wanted
         begins_steps = wanted.has_steps and not self._use.has_steps
         takes_cores = begins_steps and self._ratio is not None
@@ -145,6 +153,16 @@ class DraftTrials:
             self._cold_s = 0.0 if begins_steps else None
             self._warm_s = WARM_UP_S[ALL if begins_steps else wanted]
         return self._use
+
+    def _promised(self, promised: Callable[[], bool]) -> bool:
+        """Whether drafts would have been right, by the latest round that asked."""
+        if self._use is not NONE:
+            self._promise, self._unasked = False, 0
+            return False
+        if self._unasked % PROMISE_EVERY == 0:
+            self._promise = promised()
+        self._unasked += 1
+        return self._promise
 
     def _enter(self, kind: AnswerKind, least: int) -> TrialLevel:
         """The level of a kind of batches from `least` requests on."""

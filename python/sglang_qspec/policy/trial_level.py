@@ -118,6 +118,12 @@ class TrialLevel:
     """The use that is being tried in place of the decision."""
     plain: bool = True
     """Whether rounds without drafts are allowed now."""
+    promised: bool = False
+    """Whether the texts of most requests repeat what would have been drafted for them."""
+    of_promise: bool = False
+    """Whether the present trial came early because of a promise."""
+    promise_gap: int = 1
+    """Windows before the next trial of drafts from texts that are promised to be right."""
     proposed: DraftUse = ALL
     """The use in whose pipeline the drafts are predicted to give the most tokens per second."""
     served: dict[DraftUse, Served] = field(
@@ -162,15 +168,23 @@ class TrialLevel:
         """The use of the present window."""
         return self.use if self.trial is None else self.trial
 
-    def allow(self, *, plain: bool, proposed: DraftUse) -> None:
-        """Allow rounds without drafts, or end them; `proposed` may be tried from now on."""
-        self.plain, self.proposed = plain, proposed
+    def allow(self, *, plain: bool, proposed: DraftUse, promised: bool) -> None:
+        """Allow rounds without drafts, or end them.
+
+        `proposed` may be tried from now on, and drafts from texts soon if they are `promised`.
+        """
+        self.plain, self.proposed, self.promised = plain, proposed, promised
         if plain or self.wanted is not NONE:
             return
         self.trial = None
         if self.use is NONE:
-            self.use = TEXTS if TEXTS in self.uses else ALL
+            self.use = self._of_texts
         self._clear()
+
+    @property
+    def _of_texts(self) -> DraftUse:
+        """The use of drafts from texts that takes least from the target."""
+        return TEXTS if TEXTS in self.uses else ALL
 
     @property
     def measured(self) -> Sequence[DraftUse]:
@@ -237,8 +251,11 @@ class TrialLevel:
             self._decide(best, rates)
         elif tried is not None:
             self.gaps[tried] = min(4 * self.gaps[tried], LONGEST_GAP)
+            if self.of_promise:
+                self.promise_gap = min(4 * self.promise_gap, LONGEST_GAP)
         else:
             self.trial = self._next_trial(rates, most_texts)
+            self.of_promise = self._is_promised(self.trial)
         self._clear()
 
     def _clear(self) -> None:
@@ -262,10 +279,19 @@ class TrialLevel:
         return latest if latest is not None and due[latest] >= 1.0 else None
 
     def _gap(self, other: DraftUse, rates: Mapping[DraftUse, float]) -> float:
-        """Seconds before the next trial of a use, so that its trials lose at most `LOSS`."""
+        """Seconds before the next trial of a use, so that its trials lose at most `LOSS`.
+
+        What was measured of drafts from other texts says nothing of those that are promised.
+        """
         window = max(WINDOW_S[other], FEWEST * self.pass_seconds)
+        if self._is_promised(other):
+            return self.promise_gap * window
         slower = max(0.0, 1.0 - rates[other] / rates[self.use])
         return max(self.gaps[other] * window, slower * (self.warm_up_s[other] + window / 3) / LOSS)
+
+    def _is_promised(self, other: DraftUse | None) -> bool:
+        """Whether a use in place of the present one has drafts that are promised to be right."""
+        return self.promised and self.use is NONE and other is self._of_texts
 
     def _compare(self, tried: DraftUse, rate: float) -> None:
         """Note what drafts were worth, if they or plain decoding had a trial that gave `rate`."""
@@ -285,6 +311,7 @@ class TrialLevel:
             rates[self.use],
         )
         self.use, self.gaps, self.last_rate = use, dict(FIRST_GAP), rates[use]
+        self.promise_gap = 1
         self.since = dict.fromkeys(DraftUse, 0.0)
 
     def describe(self) -> dict[str, Any]:

@@ -60,6 +60,8 @@ def speculator_of(
 MAX_LAG = 64
 """Passes without drafts after which the server commits their tokens, if nothing needs the tokens
 earlier."""
+LONG_MATCH = 8
+"""Length of a match, in tokens, behind which a draft from a text is nearly always right."""
 
 
 class Leader:
@@ -244,7 +246,10 @@ class Leader:
                 rids = lineup.rids
                 splits = partial(self._splits, batch, rids)
                 proposed = self._rounds.propose(len(rids), splits=splits)
-                use = self._core_use.enter(len(rids), self._runtime, lineup.kind, proposed)
+                promised = partial(self._promises, rids)
+                use = self._core_use.enter(
+                    len(rids), self._runtime, lineup.kind, proposed, promised
+                )
                 if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
                     use = DraftUse.NONE  # a batch of this size has no room for drafts
                 plan = self._rounds.begin(
@@ -259,6 +264,17 @@ class Leader:
             with guarded("giving the target all CPUs"):
                 self._core_use.leave()
         return plan, halves
+
+    def _promises(self, rids: Sequence[str]) -> bool:
+        """Whether drafts from texts would have been right for at least half of the requests.
+
+        So it is if the last tokens of a request are a long match, as those of an answer are that
+        came as a guess.
+        """
+        paused = self.speculator.sources.paused
+        lives = [live for rid in rids if (live := self.speculator.live(rid)) is not None]
+        matches = [live.trie.longest_match(paused) >= LONG_MATCH for live in lives]
+        return 2 * sum(matches) >= len(rids)
 
     def _splits(self, batch: ScheduleBatch, rids: Sequence[str]) -> bool:
         """Whether the round can be served in halves.

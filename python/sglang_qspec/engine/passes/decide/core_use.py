@@ -13,7 +13,7 @@ worth what they cost the target.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,13 @@ class CoreUse:
         settings: RuntimeSettings,
         kind: AnswerKind = AnswerKind.MIXED,
         proposed: DraftUse = DraftUse.ALL,
+        promised: Callable[[], bool] = lambda: False,
     ) -> DraftUse:
         """Take the CPUs for a decode round over a batch of this `kind`; return the drafts it uses.
 
         With a fixed pipeline of step drafts in `settings` the sidecar always drafts. The drafts are
-        predicted to be worth most in the pipeline of the use that is `proposed`.
+        predicted to be worth most in the pipeline of the use that is `proposed`; `promised` is that
+        of `DraftTrials.choose`.
         """
         sidecar = self._speculator.sidecar
         self._settings = settings
@@ -105,6 +107,7 @@ class CoreUse:
                 kind=kind,
                 plain=not settings.fixed_width,
                 proposed=proposed if drafts else DraftUse.ALL,
+                promised=promised,
             )
         if self._use.has_steps and not drafts:
             self._use = DraftUse.TEXTS
