@@ -23,6 +23,7 @@ from sglang_qspec.tools.models import DemoModels
 SCORES = "an embedding or reward model"
 ENCODER = "a model with cross-attention to an encoder"
 STATE = "a model with recurrent layers"
+MTP = "an MTP layer"
 
 REFUSED = [
     ("llama", "LlamaEmbeddingModel", SCORES),
@@ -45,6 +46,8 @@ REFUSED = [
     ("qwen3_5_text", "Qwen3_5ForCausalLM", STATE),
     ("qwen3_next", "Qwen3NextForCausalLM", STATE),
     ("recurrent_gemma", "RecurrentGemmaForCausalLM", STATE),
+    ("glm4_moe", "Glm4MoeForCausalLMNextN", MTP),
+    ("qwen3_next", "Qwen3NextForCausalLMMTP", MTP),
 ]
 NEMOTRON_H = {
     "architectures": ["NemotronHForCausalLM"],

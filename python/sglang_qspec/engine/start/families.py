@@ -17,6 +17,8 @@ _STATEFUL = {"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "r
 _SCORES = ("Classification", "RewardModel", "EmbeddingModel")
 """Ends of the names of classes that compute scores or embeddings. SGLang's `is_generation` knows
 only some of them."""
+_MTP = ("NextN", "MTP")
+"""Ends of the names of classes for the layers that predict several tokens (MTP)."""
 
 
 def check(given_as: str, path: str, model_config: Any) -> None:
@@ -47,6 +49,12 @@ def _kinds(model_config: Any, names: list[str]) -> Iterator[tuple[bool, str, str
         not model_config.is_generation or any(name.endswith(_SCORES) for name in names),
         "an embedding or reward model",
         "QSPEC supports only models that generate text",
+    )
+    yield (
+        any(name.endswith(_MTP) for name in names),
+        "an MTP layer",
+        "QSPEC supports only whole models, EAGLE and Medusa heads: such a layer shares weights "
+        "with its target, and SGLang loads it for its own algorithms",
     )
     yield (
         model_config.is_encoder_decoder or bool(getattr(hf_config, "is_encoder_decoder", False)),
