@@ -171,6 +171,18 @@ def test_batches_begin_with_the_decision_of_other_sizes_of_their_kind(
     assert share(serve(trials, rates(100, 100), 2.0, requests=2, kind=begun), first) > 0.8
 
 
+@pytest.mark.parametrize(("worth_at_16", "first"), [(0.6, TEXTS), (1.4, ALL)])
+def test_a_new_size_begins_with_what_is_forecast_of_the_difference(
+    worth_at_16: float, first: DraftUse
+) -> None:
+    """With four requests drafts were measured to be worth 1.5 times the target's cores."""
+    worth = {4: 1.5, 16: worth_at_16}
+    trials = DraftTrials(2.0, lambda requests: Forecast(100 * worth.get(requests, 1.5), 100))
+    list(serve(trials, rates(150, 100, 90), 60, requests=4))
+    trials.arrive()
+    assert share(serve(trials, rates(100, 100, 90), 1.0, requests=16), first) > 0.7
+
+
 def test_one_lucky_trial_does_not_outweigh_what_was_measured_before_it() -> None:
     """Lookups come in bursts."""
     trials = DraftTrials(2.0)

@@ -39,8 +39,8 @@ FEW = 4
 target doubles its cores without it. With a smaller ratio the limit is higher, because these cores
 are worth less to the target."""
 FALL = 0.18
-"""Power of the batch size with which, as is assumed, the worth of the sidecar's drafts falls. They
-are worth the target's cores below `FEW` requests, or what corresponds to it."""
+"""Power of the batch size with which the worth of the sidecar's drafts falls, as is assumed without
+a forecast. They are worth the target's cores below `FEW` requests, or what corresponds to it."""
 MOST = 1.05
 """Largest factor that is assumed before any measurement: only the order counts."""
 LOOKUPS = 1.02
@@ -178,9 +178,10 @@ class DraftTrials:
     def _assumed(self, kind: AnswerKind, least: int) -> dict[DraftUse, float]:
         """Rates of the uses in proportion to each other, before a level is measured.
 
-        They follow the nearest level of the same kind that is measured. Before that, they follow
-        the forecast of step drafts and what texts have given answers of this kind so far. Without a
-        forecast the sidecar's drafts are assumed to pay up to `FEW` requests.
+        They follow the nearest level of the same kind that is measured, and the forecast of how the
+        worth of step drafts differs between the two sizes. Before any measurement they follow the
+        forecast, and what texts have given answers of this kind so far. Without a forecast the
+        sidecar's drafts are assumed to pay up to `FEW` requests.
         """
         measured = [
             level
@@ -190,13 +191,20 @@ class DraftTrials:
         if measured:
             near = min(measured, key=lambda lv: (abs(math.log2(lv.least / least)), lv.least))
             best = max(rate for use, rate in near.rates.items() if use.has_steps)
-            fallen = best * (near.least / least) ** FALL
+            fallen = best * self._fall(near.least, least)
             return {use: fallen if use.has_steps else rate for use, rate in near.rates.items()}
         found = self._forecast(least)
         if found is not None:
             return self._predicted(kind, found)
         drafts = min(MOST, (self._few / least) ** FALL)
         return dict.fromkeys(DraftUse, drafts) | {TEXTS: LOOKUPS, NONE: 1.0}
+
+    def _fall(self, measured: int, least: int) -> float:
+        """Worth of step drafts for batches of `least` requests over that for `measured` ones."""
+        there, here = self._forecast(measured), self._forecast(least)
+        if there is None or here is None:
+            return (measured / least) ** FALL
+        return (here.drafts / here.plain) / (there.drafts / there.plain)
 
     def skip(self, seconds: float) -> None:
         """Record a decode pass that says nothing about the uses."""
