@@ -64,7 +64,7 @@ MEMORY_S = 30.0
 """Seconds of decoding in which measurements fade to 1/e, because texts change."""
 KEPT_S = 1.5
 """Seconds of each use that do not fade: its last measurements count until it is tried again."""
-FIRST_GAP, LONGEST_GAP = {ALL: 3, SEQUENTIAL: 2, HALVES: 2, TEXTS: 2, NONE: 6}, 64
+FIRST_GAP, LONGEST_GAP = {ALL: 3, SEQUENTIAL: 2, HALVES: 2, TEXTS: 2, NONE: 3}, 64
 """Time between two trials of another use, in windows of that use: FIRST_GAP at first, then four
 times the last gap, up to LONGEST_GAP. The shorter a trial, the sooner it comes."""
 LOSS = 0.01
