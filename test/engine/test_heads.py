@@ -25,9 +25,10 @@ from sglang_qspec.engine.placement import memory
 from sglang_qspec.engine.start import checks
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.config import HeadKind, for_target, read
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.heads.model import Eagle2Head, Head
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
@@ -126,7 +127,7 @@ class Reference:
     def __init__(self, folders: Models) -> None:
         self._target = TargetModel(folders.target, "float32")
         cpu = torch.device("cpu")
-        self._head: AnyHead | MedusaHeads
+        self._head: AnyHead
         if read(folders.head).kind is HeadKind.MEDUSA:
             self._head = checkpoint.load_medusa(folders.head, torch.float32, cpu)
         else:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.model import AnyHead, Eagle2Head
+from sglang_qspec.heads.model import Eagle2Head, EagleHead
 from test import forked
 from test.heads.tiny import VOCAB, random_eagle2, random_head
 
@@ -53,7 +53,7 @@ def logits_of_sglang(folder: Path, states: int) -> tuple[str, list[int], torch.T
     return type(loaded).__name__, [] if hot is None else hot.tolist(), found.clone()
 
 
-def written(head: AnyHead, folder: Path, embedding: torch.Tensor) -> None:
+def written(head: EagleHead, folder: Path, embedding: torch.Tensor) -> None:
     """Write a checkpoint with the target's embeddings, which SGLang would put there."""
     checkpoint.save(head, folder, torch.float32)
     path = folder / checkpoint.WEIGHTS
@@ -64,7 +64,7 @@ def written(head: AnyHead, folder: Path, embedding: torch.Tensor) -> None:
 
 
 def own_logits(
-    head: AnyHead, embedding: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor
+    head: EagleHead, embedding: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
     """The logits of a head after a text with these states, as the head reads them."""
     positions = torch.arange(TOKENS)[None]

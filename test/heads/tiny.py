@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sglang_qspec.heads.config import HeadConfig, HeadKind, for_target, medusa_for_target
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
 
 VOCAB, END = 260, 258
 SHAPE = {
@@ -90,7 +90,7 @@ def random_medusa(heads: int = 5, *, bias: bool = True) -> MedusaHeads:
 class Drafting:
     """A head that drafts token by token, as `drafts` of a head are made."""
 
-    def __init__(self, head: AnyHead, embedding: torch.Tensor) -> None:
+    def __init__(self, head: EagleHead, embedding: torch.Tensor) -> None:
         self._head, self._embedding = head, embedding
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []

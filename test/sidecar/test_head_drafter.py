@@ -16,9 +16,10 @@ from transformers import LlamaForCausalLM
 from sglang_qspec.config import MAX_COMPLETIONS
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.config import HeadKind, read
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head
+from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Close,
@@ -53,20 +54,32 @@ TEXT = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(5)).t
 STATES = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(6)).bfloat16()
 
 
+def written(folder: Path, kind: HeadKind) -> tuple[Path, Path]:
+    """Folders of a head of this kind and its target."""
+    made: dict[HeadKind, Callable[[], AnyHead]] = {
+        HeadKind.EAGLE3: random_head,
+        HeadKind.EAGLE2: random_eagle2,
+        HeadKind.MEDUSA: random_medusa,
+    }
+    (folder / "head").mkdir()
+    checkpoint.save(made[kind](), folder / "head", torch.float32)
+    return folder / "head", write_target(folder / "target")
+
+
 @pytest.fixture(scope="module", params=HeadKind, ids=lambda kind: kind.name)
 def folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """Folders of a head and its target."""
-    folder = tmp_path_factory.mktemp("models")
-    (folder / "head").mkdir()
-    made: dict[HeadKind, Callable[[], AnyHead | MedusaHeads]] = {
-        HeadKind.EAGLE3: random_head,
-        HeadKind.EAGLE2: random_eagle2,
-        HeadKind.MEDUSA: random_medusa,
-    }
-    checkpoint.save(made[request.param](), folder / "head", torch.float32)
-    return folder / "head", write_target(folder / "target")
+    return written(tmp_path_factory.mktemp("models"), request.param)
+
+
+@pytest.fixture(scope="module", params=[HeadKind.EAGLE3, HeadKind.EAGLE2], ids=["EAGLE3", "EAGLE2"])
+def eagle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Folders of an EAGLE head, which has attention and reads weights of its target."""
+    return written(tmp_path_factory.mktemp("models"), request.param)
 
 
 def load(folders: tuple[Path, Path], kv_slots: int = 300) -> HeadRunner:
@@ -84,14 +97,6 @@ def model(folders: tuple[Path, Path]) -> HeadRunner:
 
 
 @pytest.fixture
-def eagle(folders: tuple[Path, Path]) -> tuple[Path, Path]:
-    """The folders, if the head is one of EAGLE's."""
-    if read(folders[0]).kind is HeadKind.MEDUSA:
-        pytest.skip("Medusa heads have no attention and read no weights of the target")
-    return folders
-
-
-@pytest.fixture
 def drafter(model: HeadRunner) -> Iterator[HeadDrafter]:
     made = HeadDrafter(model)
     yield made
@@ -102,7 +107,7 @@ def drafter(model: HeadRunner) -> Iterator[HeadDrafter]:
 
 
 @pytest.fixture(scope="module")
-def reference(folders: tuple[Path, Path]) -> tuple[AnyHead | MedusaHeads, torch.Tensor]:
+def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     """The head, and the target's embeddings."""
     if read(folders[0]).kind is HeadKind.MEDUSA:
         medusa = checkpoint.load_medusa(folders[0], torch.float32, torch.device("cpu"))
@@ -115,7 +120,7 @@ def reference(folders: tuple[Path, Path]) -> tuple[AnyHead | MedusaHeads, torch.
 
 
 def drafts_of(
-    reference: tuple[AnyHead | MedusaHeads, torch.Tensor], length: int, count: int, begin: int = 0
+    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
 ) -> list[int]:
     """The greedy draft of `count` tokens behind the first `length` tokens of TEXT.
 
@@ -176,7 +181,7 @@ def tokens_of(messages: Sequence[FromSidecar], submission: int = 1) -> list[int]
 
 
 def test_it_drafts_as_the_head_does(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3)
@@ -205,7 +210,7 @@ def test_an_idle_drafter_advances_nothing(drafter: HeadDrafter) -> None:
 
 
 def test_texts_of_several_requests_share_passes(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     messages = []
     for number, prompt in ((1, 5), (2, 30), (3, 12)):
@@ -218,7 +223,7 @@ def test_texts_of_several_requests_share_passes(
 
 
 def test_states_may_come_in_parts_twice_and_late(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     assert run(drafter, submit(10), states(0, 4), states(2, 8)) == []
     found = run(drafter, commit(0, TEXT[10:11]))
@@ -229,14 +234,14 @@ def test_states_may_come_in_parts_twice_and_late(
 
 @pytest.mark.parametrize("begin", [4, 6])
 def test_a_cached_prefix_has_no_states(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor], begin: int
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor], begin: int
 ) -> None:
     found = run(drafter, submit(10), states(begin, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3, begin)
 
 
 def test_the_head_begins_anew_behind_a_gap(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     found = run(drafter, states(12, 14), commit(1, TEXT[11:15]))
@@ -249,7 +254,7 @@ def test_one_state_is_too_few(drafter: HeadDrafter) -> None:
 
 
 def test_sampled_drafts_have_the_seed_of_the_request(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     seeded = SeededSampling(seed=7, temperature=1.0)
     messages = [states(0, 10), commit(0, TEXT[10:11])]
@@ -267,7 +272,7 @@ def test_sampled_drafts_have_the_seed_of_the_request(
 
 
 def test_a_stop_token_ends_a_draft(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     expected = drafts_of(reference, 11, 3)
     stops = [expected[1]]
@@ -374,7 +379,7 @@ def test_the_vocabulary_is_the_targets(model: HeadRunner) -> None:
 
 
 def test_a_draft_of_medusa_heads_has_a_token_of_each(
-    drafter: HeadDrafter, reference: tuple[AnyHead | MedusaHeads, torch.Tensor]
+    drafter: HeadDrafter, reference: tuple[AnyHead, torch.Tensor]
 ) -> None:
     found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11], 8))
     most = 5 if isinstance(reference[0], MedusaHeads) else 8

@@ -18,7 +18,7 @@ from torch import Tensor
 from sglang_qspec.cpu.native import native
 
 OUTPUT_STEP, INPUT_STEP = 16, 32
-"""`unpacked_linear` takes weights whose numbers of outputs and inputs are multiples of these."""
+"""`unpacked_linear` needs a multiple of the first in outputs, and of the second in inputs."""
 
 
 MOST_FLOAT_ROWS = 64

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadConfig, HeadKind, read
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
 
+AnyHead = EagleHead | MedusaHeads
 WEIGHTS = "model.safetensors"
 FIRST_LAYER = "layers.0."
 """How some checkpoints call `midlayer`."""
@@ -31,7 +32,7 @@ _AUTHORS = re.compile(r"(\d+)\.(\d+)(?:\.linear)?\.(weight|bias)")
 """How the authors of Medusa name weights: by head and part. The last part is the LM head."""
 
 
-def save(head: AnyHead | MedusaHeads, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save(head: AnyHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a head into an existing folder, with weights in `dtype`."""
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
@@ -47,7 +48,7 @@ def save(head: AnyHead | MedusaHeads, folder: Path, dtype: torch.dtype = torch.b
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def load(folder: Path, dtype: torch.dtype, device: torch.device) -> AnyHead:
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> EagleHead:
     """Load an EAGLE head. Raises ConfigError if it is damaged, or not supported."""
     config = read(folder)
     found = {_own_name(name): tensor for name, tensor in _weights(folder, device).items()}
@@ -103,7 +104,7 @@ def _assign(module: torch.nn.Module, found: Mapping[str, torch.Tensor], dtype: t
     module.load_state_dict(given, assign=True)
 
 
-def _empty(config: HeadConfig, *, has_bias: bool) -> AnyHead:
+def _empty(config: HeadConfig, *, has_bias: bool) -> EagleHead:
     """A head without weights."""
     if config.kind is HeadKind.EAGLE2:
         return Eagle2Head(config, bias=has_bias)
@@ -140,7 +141,7 @@ def _own_name(name: str) -> str:
     return name.replace(FIRST_LAYER, "midlayer.", 1) if name.startswith(FIRST_LAYER) else name
 
 
-def _check(folder: Path, head: AnyHead | MedusaHeads, found: dict[str, Any]) -> None:
+def _check(folder: Path, head: AnyHead, found: dict[str, Any]) -> None:
     """Raise ConfigError unless `found` has the weights of the head; remove what is ignored."""
     for name in IGNORED[head.config.kind] & found.keys():
         del found[name]

@@ -90,7 +90,7 @@ class HeadConfig:
     draft_vocab_size: int
     """Number of token ids that the head can draft."""
     layers: tuple[int, ...] | None
-    """An EAGLE-3 head reads the outputs of these layers; None means `default_layers`."""
+    """Layers whose outputs an EAGLE-3 head reads. With None it reads those of `default_layers`."""
     states: int
     """Number of the target's states that the head reads at a token."""
     fields: Mapping[str, Any]
@@ -268,7 +268,8 @@ def _medusa_sizes(folder: Path) -> tuple[int, int]:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy") as file:
-                shapes += [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+                names = file.keys()  # the object has no __iter__
+                shapes += [file.get_slice(name).get_shape() for name in names]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: {error}") from None
     products = [shape for shape in shapes if len(shape) == 2]  # the others are biases

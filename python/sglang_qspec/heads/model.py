@@ -187,4 +187,4 @@ class Eagle2Head(_Eagle):
         return torch.arange(self.config.vocab_size, device=self.fc.weight.device)
 
 
-AnyHead = Head | Eagle2Head
+EagleHead = Head | Eagle2Head

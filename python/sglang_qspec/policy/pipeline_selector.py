@@ -96,7 +96,10 @@ class PipelineSelector:
         return log.rival if log.votes >= VOTES else FIRST
 
     def plan(self, requests: int, pipeline: str, widest: int) -> PipelinePlan:
-        """The plan of a round in this pipeline, whose passes verify at most `widest` tokens."""
+        """The plan of a round in this pipeline.
+
+        Its passes verify at most `widest` tokens of each request.
+        """
         log = self._logs.get(requests.bit_length())
         if pipeline == FIRST or log is None:
             return PipelinePlan(pipeline, widest)

@@ -125,7 +125,7 @@ class TrialLevel:
     promise_gap: int = 1
     """Windows before the next trial of drafts from texts that are promised to be right."""
     proposed: DraftUse = ALL
-    """The use in whose pipeline the drafts are predicted to give the most tokens per second."""
+    """The use with step drafts that is predicted to give the most tokens per second."""
     served: dict[DraftUse, Served] = field(
         default_factory=lambda: {use: Served() for use in DraftUse}
     )

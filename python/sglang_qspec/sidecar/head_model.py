@@ -48,7 +48,10 @@ class HeadModel(HeadRunner):
         self._values = torch.zeros_like(self._keys)
 
     def _of_target(self, name: str) -> Tensor:
-        """The weight of the target whose name ends so, [vocab, width]. Raises ConfigError."""
+        """The first weight of the target whose name ends with `name`, [vocab, width].
+
+        Raises ConfigError if there is none, or if it has another shape.
+        """
         folder, config = self._options.target, self._head.config
         found = _find(folder, name)
         if found is None:
@@ -144,7 +147,7 @@ class HeadModel(HeadRunner):
 
 
 def _find(target: Path, ending: str) -> Tensor | None:
-    """The weight of a checkpoint whose name ends so; None if it has none."""
+    """The first weight of a checkpoint whose name has this ending; None if there is none."""
     for path in sorted(target.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the object has no __iter__

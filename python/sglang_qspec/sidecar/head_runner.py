@@ -130,7 +130,7 @@ class HeadRunner(ABC):
     def unload(self) -> None:  # noqa: B027 - heads need nothing here
         """Does nothing: the process holds nothing else."""
 
-    def report_memory(self) -> None:  # noqa: B027
+    def report_memory(self) -> None:  # noqa: B027 - nor here
         """Does nothing: a head takes no memory beside its weights and its KV."""
 
     def _states(self, states: NDArray[np.int16]) -> Tensor:

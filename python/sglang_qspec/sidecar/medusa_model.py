@@ -15,7 +15,7 @@ from sglang_qspec.sidecar.head_runner import HeadOptions, HeadOutput, HeadRunner
 from sglang_qspec.transfers import mark, to_device
 
 LONGEST = 1 << 17
-"""Maximum length of a text, in tokens, for a target whose `config.json` tells none."""
+"""Maximum length of a text, in tokens, if the `config.json` of the target does not limit it."""
 
 
 class MedusaModel(HeadRunner):

@@ -49,7 +49,9 @@ class TargetStates:
             layers = config.layers_of(int(found.config.num_hidden_layers))
             found.set_eagle3_layers_to_capture(list(layers))
         self._last: Tensor | None = None
-        self._of_graph = weight.new_empty(PASS_ROWS, config.hidden_size)
+        self._of_graph = torch.empty(
+            PASS_ROWS, config.hidden_size, dtype=weight.dtype, device=weight.device
+        )
         """The states of the first rows of the last pass, where the captured copies are."""
         found.logits_processor.register_forward_pre_hook(self._keep, with_kwargs=True)
 

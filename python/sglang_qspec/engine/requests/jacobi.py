@@ -34,7 +34,7 @@ class Jacobi:
         return self._requests.keys()
 
     def begin(self, rid: str, serial: int, prompt_ids: Sequence[int]) -> None:
-        """Guess tokens of a request, whose trie has this `serial`.
+        """Begin to guess for a request. `serial` is that of its trie.
 
         The first guesses are tokens of its prompt.
         """

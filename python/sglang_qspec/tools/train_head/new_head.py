@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.config import HeadConfig, HeadKind
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head, Head
+from sglang_qspec.heads.model import Eagle2Head, Head
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 
 
@@ -28,7 +29,7 @@ def frequent_ids(texts: Sequence[WrittenText], number: int) -> Tensor:
     return torch.tensor(sorted(ids), dtype=torch.int64)
 
 
-def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead | MedusaHeads:
+def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead:
     """A head with random weights, but for the last norm and the LM head, which are the target's.
 
     An EAGLE-3 head drafts `ids`, int64 [draft ids] in rising order. An EAGLE-2 head drafts all ids,

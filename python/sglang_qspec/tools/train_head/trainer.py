@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead
+from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 from sglang_qspec.tools.train_head.training import PaddedTexts, Teacher, loss
 
@@ -31,7 +30,7 @@ class Trainer:
 
     def __init__(
         self,
-        head: AnyHead | MedusaHeads,
+        head: AnyHead,
         target: TargetModel,
         texts: Sequence[WrittenText],
         *,

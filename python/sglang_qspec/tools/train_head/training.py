@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.medusa import MedusaHeads
-from sglang_qspec.heads.model import AnyHead, Eagle2Head
+from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.tools.train_head.target import PAD, TargetModel, WrittenText
 
 DECAY = 0.8
@@ -68,7 +69,7 @@ class PaddedTexts(NamedTuple):
 
 
 def depths(
-    head: AnyHead | MedusaHeads, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
+    head: AnyHead, states: Tensor, batch: PaddedTexts, embedding: Tensor, most: int
 ) -> Iterator[Tensor]:
     """The head's outputs at each depth below `most`, [texts, tokens, width].
 
@@ -100,7 +101,7 @@ def depths(
         yield hidden
 
 
-def _logits(head: AnyHead | MedusaHeads, output: Tensor, depth: int) -> Tensor:
+def _logits(head: AnyHead, output: Tensor, depth: int) -> Tensor:
     """Logits of the head's own ids for outputs of `depths`, [..., draft ids]."""
     return head.logits(output, depth) if isinstance(head, MedusaHeads) else head.logits(output)
 
@@ -108,7 +109,7 @@ def _logits(head: AnyHead | MedusaHeads, output: Tensor, depth: int) -> Tensor:
 class Teacher:
     """The distributions of the target that a head learns, over the ids that it drafts."""
 
-    def __init__(self, target: TargetModel, head: AnyHead | MedusaHeads) -> None:
+    def __init__(self, target: TargetModel, head: AnyHead) -> None:
         self._lm_head = target.lm_head[head.target_ids].clone()
         self._knows = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=target.device)
         self._knows[head.target_ids] = True
@@ -123,7 +124,7 @@ class Teacher:
 
 
 def loss(
-    head: AnyHead | MedusaHeads,
+    head: AnyHead,
     teacher: Teacher,
     target: TargetModel,
     batch: PaddedTexts,
@@ -172,7 +173,7 @@ class HeadFit(NamedTuple):
 
 @torch.inference_mode()
 def fit(
-    head: AnyHead | MedusaHeads,
+    head: AnyHead,
     target: TargetModel,
     texts: Sequence[WrittenText],
     layers: Sequence[int],
