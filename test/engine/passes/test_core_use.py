@@ -346,7 +346,7 @@ def test_rounds_have_drafts_only_while_these_give_more_tokens(
     assert set(target.serve(200, fixed)) == {ALL}
 
 
-@pytest.mark.parametrize("period", [300, 700])
+@pytest.mark.parametrize("period", [150, 300, 700])
 def test_a_machine_that_changes_its_speed_changes_no_decision(
     divided: CoreUse, period: int
 ) -> None:
