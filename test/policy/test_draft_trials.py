@@ -204,13 +204,20 @@ def test_few_requests_begin_with_cores_for_the_sidecar_and_many_with_all_cores()
 
 
 @pytest.mark.parametrize(
-    ("predicted", "first"), [(0.5, TEXTS), (0.95, TEXTS), (1.05, ALL), (2.0, ALL)]
+    ("predicted", "first"), [(0.5, TEXTS), (0.95, TEXTS), (1.1, TEXTS), (1.25, ALL), (2.0, ALL)]
 )
-def test_a_forecast_of_a_loss_leaves_the_target_its_cores(
+def test_only_a_clear_forecast_takes_cores_from_the_target(
     predicted: float, first: DraftUse
 ) -> None:
     trials = DraftTrials(2.0, lambda requests: Forecast(predicted * requests, 1.0 * requests))
     assert share(serve(trials, rates(20, 20), 1.5), first) == 1.0
+
+
+def test_what_is_forecast_to_pay_a_little_is_tried_within_half_a_minute() -> None:
+    trials = DraftTrials(2.0, lambda requests: Forecast(110.0 * requests, 100.0 * requests))
+    load = {ALL: 130.0, TEXTS: 100.0, NONE: 100.0}
+    list(serve(trials, load, 30, requests=1, drafted=0.5))
+    assert share(serve(trials, load, 60, requests=1, drafted=0.5)) > 0.9
 
 
 def test_the_first_trial_of_drafts_that_lose_comes_when_it_loses_little() -> None:

@@ -70,8 +70,7 @@ times the last gap, up to LONGEST_GAP. The shorter a trial, the sooner it comes.
 LOSS = 0.01
 """Share of the decoding time that the trials of one use may lose, by what is known of its rate."""
 CLEAR = 0.85
-"""Share of the present use's rate below which a third of a window ends a trial, and of the rate
-without drafts below which a forecast of the sidecar's drafts decides."""
+"""Share of the present use's rate below which a third of a window ends a trial."""
 MARGIN = 1.03
 """Factor by which another use must be faster to replace the present one."""
 COMPARISONS = 8
