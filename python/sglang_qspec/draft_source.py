@@ -27,11 +27,13 @@ class Source(IntEnum):
     """A step draft of a head, from the target's hidden states."""
     JACOBI = 6
     """A guess that the target's own passes improve."""
+    SECOND = 7
+    """The token that the drafter of a step draft held to be the second likeliest."""
 
 
 OF_STEPS = frozenset((Source.STEP, Source.HEAD))
 """Sources that the sidecar drafts while the request is served."""
-OF_SIDECAR = OF_STEPS | {Source.QUEUE}
+OF_SIDECAR = OF_STEPS | {Source.QUEUE, Source.SECOND}
 """Sources that the sidecar drafts."""
 DESCRIPTIONS = {
     Source.QUEUE: "completion drafted while the request waited",
@@ -41,6 +43,7 @@ DESCRIPTIONS = {
     Source.STEP: "drafted by the sidecar while the request ran",
     Source.HEAD: "drafted by the sidecar's head from the target's hidden states",
     Source.JACOBI: "guessed, and improved by earlier passes of the target",
+    Source.SECOND: "the sidecar's second choice while the request ran",
 }
 """What `qspec show` says of a token of each source."""
 SOURCES = tuple(source.name.lower() for source in Source)

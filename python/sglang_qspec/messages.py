@@ -287,6 +287,9 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     message. A step draft that `finished` may continue once the sidecar reads a later Commit."""
     candidates: Annotated[list[Candidates], Meta(max_length=MAX_DRAWN_TOKENS)] = []
     """Candidates of each of `token_ids`; empty unless `SeededSampling.probabilities` is set."""
+    second_ids: Annotated[list[TokenId], Meta(max_length=MAX_DRAFTED_TOKENS)] = []
+    """For step drafts of greedy requests, the second likeliest token in place of each of
+    `token_ids`; may be empty."""
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):

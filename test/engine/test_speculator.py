@@ -296,7 +296,7 @@ def test_a_tally_counts_passes_proposals_and_sources(active: Speculator) -> None
     by_source = record["accepted_by_source"]
     assert by_source == {
         "queue": 2,
-        **dict.fromkeys(("guess", "prompt", "output", "step", "head", "jacobi"), 0),
+        **dict.fromkeys(("guess", "prompt", "output", "step", "head", "jacobi", "second"), 0),
     }
 
 

@@ -212,6 +212,15 @@ def test_candidates_are_given_for_all_tokens_or_for_none(count: int) -> None:
         decode_from_sidecar(encode(msgspec.structs.replace(DRAFTED, candidates=bad)), VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("second_ids", [[9], [9, 9, 9], [9, VOCAB_SIZE], [-1, 9]])
+def test_second_choices_are_tokens_of_the_vocabulary_for_all_tokens(second_ids: list[int]) -> None:
+    good = msgspec.structs.replace(DRAFTED, second_ids=[8, 98])
+    assert decode_from_sidecar(encode(good), VOCAB_SIZE) == good
+    bad = msgspec.structs.replace(DRAFTED, second_ids=second_ids)
+    with pytest.raises(LinkError, match="second_ids"):
+        decode_from_sidecar(encode(bad), VOCAB_SIZE)
+
+
 def test_commits_of_too_many_requests_are_refused() -> None:
     bad = msgspec.structs.replace(COMMIT, base_len=-1)
     for entries in ([COMMIT], [bad]):

@@ -35,6 +35,8 @@ class DrafterDriver:
         """One entry per Gap: the request, and the known output length or None."""
         self.drafter = Drafter(model, **options)
         self.told: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
+        self.seconds: dict[tuple[Peer, str, int], list[int]] = defaultdict(list)
+        """Second choices for the tokens in `told`."""
         self.finished: list[tuple[Peer, str, int]] = []
         self.base_lens: dict[str, int] = {}
         self.bases: dict[tuple[Peer, str, int], int] = {}
@@ -131,6 +133,8 @@ class DrafterDriver:
         assert rests or name not in self.finished, "drafted after it was finished"
         assert drafted.token_ids or drafted.finished, "a message without content"
         self.told[name] += drafted.token_ids
+        assert len(drafted.second_ids) in (0, len(drafted.token_ids))
+        self.seconds[name] += drafted.second_ids
         self.base_lens[rid] = drafted.base_len
         assert self.bases.setdefault(name, drafted.base_len) == drafted.base_len
         if drafted.finished:

@@ -119,29 +119,36 @@ def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     return head, target.model.embed_tokens.weight
 
 
-def drafts_of(
+def choices_of(
     reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
-) -> list[int]:
+) -> list[list[int]]:
     """The greedy draft of `count` tokens behind the first `length` tokens of TEXT.
 
-    The head has the states from `begin` on.
+    Each has the likeliest token and the second likeliest. The head has the states from `begin` on.
     """
     head, embedding = reference
     if isinstance(head, MedusaHeads):
         with torch.inference_mode():
             newest = STATES[length - 2].float()
             drafted = [head.logits(head.output(newest, number), number) for number in range(count)]
-        return [int(logits.argmax()) for logits in drafted]
+        return [logits.topk(2).indices.tolist() for logits in drafted]
     drafting = Drafting(head, embedding)
-    found: list[int] = []
+    found: list[list[int]] = []
     with torch.inference_mode():
         for place in range(begin, length - 1):
             output = drafting.row(TEXT[place + 1], STATES[place].float())
         while True:
-            found.append(int(head.target_ids[head.logits(output).argmax()]))
+            found.append(head.target_ids[head.logits(output).topk(2).indices].tolist())
             if len(found) == count:
                 return found
-            output = drafting.row(found[-1], output)
+            output = drafting.row(found[-1][0], output)
+
+
+def drafts_of(
+    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
+) -> list[int]:
+    """The likeliest tokens of `choices_of`."""
+    return [first for first, _ in choices_of(reference, length, count, begin)]
 
 
 def states(begin: int, end: int, submission: int = 1) -> States:
@@ -185,6 +192,8 @@ def test_it_drafts_as_the_head_does(
 ) -> None:
     found = run(drafter, submit(10), states(0, 10), commit(0, TEXT[10:11]))
     assert tokens_of(found) == drafts_of(reference, 11, 3)
+    seconds = [each.second_ids for each in found if isinstance(each, Drafted)]
+    assert seconds == [[second] for _, second in choices_of(reference, 11, 3)]
     # Two tokens are accepted: what was drafted is read again behind the target's states.
     found = run(drafter, states(10, 13), commit(1, TEXT[11:14], 5))
     assert tokens_of(found) == drafts_of(reference, 14, 5)

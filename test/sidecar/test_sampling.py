@@ -30,6 +30,27 @@ def test_greedy_rows_are_the_argmax_and_the_lowest_id_wins_a_tie() -> None:
     assert tokens_of(logits.bfloat16(), [GREEDY] * 20, [0] * 20, [0] * 20)[3] == 17
 
 
+@pytest.mark.parametrize("vocab", [2, 63, 64, 1000])
+def test_second_choices_are_the_likeliest_of_the_other_tokens(vocab: int) -> None:
+    logits = torch.randn(40, vocab)
+    logits[3], logits[4, :2] = 1.0, 50.0
+    samplings = [Sampling(0.8) if row % 3 == 0 else GREEDY for row in range(40)]
+    samplings[3] = GREEDY
+    chosen = choose(logits, samplings, [0] * 40, [0] * 40, seconds=True)
+    assert set(chosen.second_ids) == {row for row in range(40) if samplings[row] == GREEDY}
+    for row, second in chosen.second_ids.items():
+        others = logits[row].index_fill(0, torch.tensor(chosen.token_ids[row]), -float("inf"))
+        assert second == int(others.argmax())
+    assert choose(logits, samplings, [0] * 40, [0] * 40).second_ids == {}
+
+
+def test_second_choices_are_within_the_vocabulary_of_their_target() -> None:
+    logits = torch.randn(3, 500)
+    chosen = choose(logits, [GREEDY] * 3, [0] * 3, [0] * 3, [500, 70, 1], seconds=True)
+    assert chosen.second_ids[1] == int(logits[1, :70].argsort(descending=True)[1])
+    assert chosen.second_ids[2] == 0
+
+
 def test_draws_stay_within_a_vocabulary_that_is_no_multiple_of_the_block() -> None:
     logits = torch.full((50, 70), -1.0)
     tokens = tokens_of(logits, [Sampling(2.0)] * 50, list(range(50)), [0] * 50)

@@ -30,6 +30,30 @@ def test_a_diverged_request_gets_a_draft_from_its_committed_output() -> None:
     driver.leave("a")
 
 
+def test_greedy_step_drafts_carry_second_choices_and_no_other_drafts_do() -> None:
+    """The scripted model holds all other tokens to be equally likely: the lowest id is second."""
+    driver = DrafterDriver(ScriptedModel())
+    served(driver)
+    served(driver, "b", [7, 8, 9])
+    driver.commit("a", 0, [4, 50], max_new_tokens=4)
+    driver.step(2)
+    driver.commit("b", 0, [60], max_new_tokens=3)
+    driver.run()
+    driver.commit("a", 2, [51], max_new_tokens=5)
+    driver.run()
+    for rid in "ab":
+        assert driver.seconds.pop((ONE, rid, FIRST)) == [0] * len(driver.told[ONE, rid, FIRST])
+    assert not any(driver.seconds.values())
+    driver.submit("c", [1, 2, 3], seeded=SeededSampling(1, 1.0, 1 << 30, 1.0, 0.0))
+    driver.run()
+    driver.admit("c")
+    driver.commit("c", 0, [70])
+    driver.run()
+    assert driver.told[ONE, "c", FIRST]
+    assert not any(driver.seconds.values())
+    driver.leave("a", "b", "c")
+
+
 def test_only_tokens_after_the_divergence_are_prefilled_again() -> None:
     driver = DrafterDriver(ScriptedModel())
     served(driver, prompt=list(range(100, 140)))

@@ -67,7 +67,7 @@ def test_output_outside_the_vocabulary_is_refused_and_changes_nothing(token: int
 
 def test_an_unknown_source_is_refused() -> None:
     with pytest.raises(ValueError, match="source is 77, but a draft's is 0"):
-        Trie.insert_chunk(RequestTrie([1], LIMITS), 77, 0, 0, 0, [1], False)
+        Trie.insert_chunk(RequestTrie([1], LIMITS), 77, 0, 0, 0, [1], [], False)
 
 
 def test_token_ids_that_shrink_while_they_are_read_are_safe() -> None:

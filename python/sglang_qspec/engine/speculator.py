@@ -212,6 +212,7 @@ class Speculator:
             drafted.base_len,
             drafted.start,
             drafted.token_ids,
+            second_ids=drafted.second_ids if step else (),
             greedy=drafted.completion == 0 and live.controls.greedy_first,
         )
         if step and live.wants_candidates and not insertion.refused:

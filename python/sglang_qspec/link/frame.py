@@ -6,7 +6,7 @@ checks token ids against the vocabulary, and fields that depend on each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -90,6 +90,9 @@ def decode_from_sidecar(frame: bytes, vocab_size: int) -> FromSidecar:
         _check_token_ids("Drafted.token_ids", message.token_ids, vocab_size)
         if message.candidates:
             _check_candidates(message, vocab_size)
+        if message.second_ids:
+            _check_length("Drafted.second_ids", message.second_ids, message)
+            _check_token_ids("Drafted.second_ids", message.second_ids, vocab_size)
     return message
 
 
@@ -163,12 +166,16 @@ def _check_submit(submit: Submit, vocab_size: int) -> None:
         )
 
 
-def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
-    if len(drafted.candidates) != len(drafted.token_ids):
+def _check_length(name: str, values: Sequence[object], drafted: Drafted) -> None:
+    if len(values) != len(drafted.token_ids):
         raise LinkError(
-            f"Drafted.candidates has the length {len(drafted.candidates)}, but must be empty or "
-            f"have the length of Drafted.token_ids ({len(drafted.token_ids)})"
+            f"{name} has the length {len(values)}, but must be empty or have the length of "
+            f"Drafted.token_ids ({len(drafted.token_ids)})"
         )
+
+
+def _check_candidates(drafted: Drafted, vocab_size: int) -> None:
+    _check_length("Drafted.candidates", drafted.candidates, drafted)
     for token_id, candidates in zip(drafted.token_ids, drafted.candidates, strict=True):
         _check_candidates_of(token_id, candidates, vocab_size)
 

@@ -35,6 +35,8 @@ class Drawn(NamedTuple):
     """Those of each row, one for each pass that it took part in."""
     candidates: dict[int, Candidates]
     """As in `Choices`; empty unless the burst has one pass."""
+    second_ids: dict[int, int]
+    """As in `Choices`; empty unless the burst has one pass."""
     logits: torch.Tensor
     """Of the last pass, float [its rows, vocab]."""
 
@@ -145,10 +147,11 @@ class Drawing:
         """Wait for the passes that `run` has launched, and return their tokens."""
         if self._copy is None:
             chosen = self._sampler.choices(self.tokens, self._logits)
-            return Drawn([[token] for token in chosen.token_ids], chosen.candidates, self._logits)
+            tokens = [[token] for token in chosen.token_ids]
+            return Drawn(tokens, chosen.candidates, chosen.second_ids, self._logits)
         sizes = np.array(self._burst.sizes[: len(self._found)])
         by_pass = np.zeros((len(sizes), len(self._counts)), np.int64)
         by_pass[np.arange(len(self._counts)) < sizes[:, None]] = self._copy.read()
         by_row: list[list[int]] = by_pass.T.tolist()
         tokens = [row[:count] for row, count in zip(by_row, self._counts, strict=True)]
-        return Drawn(tokens, {}, self._logits)
+        return Drawn(tokens, {}, {}, self._logits)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,6 +43,8 @@ from sglang_qspec.sidecar.sampler import Choices, choose
 from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.served_text import ServedText
 from sglang_qspec.sidecar.text import Subscriber, tokens_of
+
+Value = TypeVar("Value")
 
 READ_AT_ONCE = 2048
 """Maximum number of tokens that a pass reads, unless one text has more."""
@@ -252,6 +255,7 @@ class HeadDrafter:
         token_ids: list[int],
         *,
         candidates: Sequence[Candidates] = (),
+        second_ids: Sequence[int] = (),
         done: bool,
     ) -> None:
         """Send tokens of the text's present draft, from position `start` of it on."""
@@ -265,6 +269,7 @@ class HeadDrafter:
             finished=done,
             known_len=text.output_len,
             candidates=list(candidates),
+            second_ids=list(second_ids),
         )
         self._messages.append((peer, drafted))
 
@@ -344,9 +349,14 @@ class HeadDrafter:
             for place, ((peer, submission), text) in enumerate(drafting):
                 token = chosen.token_ids[place]
                 done = length + 1 >= text.lookahead or token in text.stops
-                candidates = [chosen.candidates[place]] if place in chosen.candidates else []
                 self._send(
-                    (peer, submission), text, length, [token], candidates=candidates, done=done
+                    (peer, submission),
+                    text,
+                    length,
+                    [token],
+                    candidates=_known(chosen.candidates, place),
+                    second_ids=_known(chosen.second_ids, place),
+                    done=done,
                 )
                 if done:
                     text.lookahead, text.drafts = 0, text.drafts + 1
@@ -375,7 +385,8 @@ class HeadDrafter:
         none = [0] * len(texts)
         positions = [len(text.token_ids) + length - 1 for text in texts]
         sizes = [min(peer.vocab_size, self._model.vocab_size) for (peer, _), _ in drafting]
-        return choose(output.logits, [text.sampling for text in texts], none, positions, sizes)
+        samplings = [text.sampling for text in texts]
+        return choose(output.logits, samplings, none, positions, sizes, seconds=True)
 
     def warm_up(self) -> None:
         """Run first passes, and take their times as those of draft steps and of reading."""
@@ -436,3 +447,8 @@ class HeadDrafter:
                 assert self._rows.length(text.row) >= text.read - text.begin
         assert self._busy.keys() <= self._texts.keys()
         assert kept == +self._kept
+
+
+def _known(values: Mapping[int, Value], place: int) -> list[Value]:
+    """The value at this place; empty without one."""
+    return [values[place]] if place in values else []

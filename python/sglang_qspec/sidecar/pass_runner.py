@@ -192,7 +192,9 @@ class PassRunner:
             if most == 1:
                 self._branch(completions, drawn.logits)
             go_on = following is not None
-            self._append(completions, drawn.token_ids, drawn.candidates, go_on=go_on)
+            self._append(
+                completions, drawn.token_ids, drawn.candidates, drawn.second_ids, go_on=go_on
+            )
             if following is None:
                 break
             drawing, completions, counts = following
@@ -240,13 +242,15 @@ class PassRunner:
     def _choose(self, completions: list[Completion], logits: torch.Tensor) -> None:
         """Append a token to each completion, from the `logits` float [n, vocab] after its last."""
         chosen = _sampler(completions).choose(logits)
-        self._append(completions, [[token] for token in chosen.token_ids], chosen.candidates)
+        tokens = [[token] for token in chosen.token_ids]
+        self._append(completions, tokens, chosen.candidates, chosen.second_ids)
 
     def _append(
         self,
         completions: list[Completion],
         token_ids: Sequence[list[int]],
         candidates: Mapping[int, Candidates],
+        second_ids: Mapping[int, int],
         *,
         go_on: bool = False,
     ) -> None:
@@ -279,6 +283,8 @@ class PassRunner:
                 self._rows.truncate(row, min(self._rows.length(row), len(completion) - 1))
             if place in candidates:
                 completion.candidates.append(candidates[place])
+            if is_step and place in second_ids:
+                completion.second_ids.append(second_ids[place])
             if ended:
                 if completion.kind is Kind.FIRST:
                     self.statistics.observe_length(size)
@@ -300,6 +306,7 @@ def _sampler(completions: Sequence[Completion], passes: int = 1, ahead: int = 0)
         [completion.position + ahead for completion in completions],
         [completion.text.owner.vocab_size for completion in completions],
         passes,
+        seconds=any(completion.kind is Kind.STEP for completion in completions),
     )
 
 

@@ -60,6 +60,8 @@ class Choices(NamedTuple):
     candidates: dict[int, Candidates]
     """Distribution that the token was sampled from, by row number. Only rows with
     `SeededSampling.probabilities` have an entry."""
+    second_ids: dict[int, int]
+    """Second likeliest token of each greedy row, by row number; empty unless they are asked for."""
 
 
 def choose(
@@ -68,9 +70,11 @@ def choose(
     seeds: Sequence[int],
     positions: Sequence[int],
     vocab_sizes: Sequence[int] | None = None,
+    *,
+    seconds: bool = False,
 ) -> Choices:
     """Sample a token for each row of `logits`, float [n, vocab]; `Sampler` has the arguments."""
-    return Sampler(samplings, seeds, positions, vocab_sizes).choose(logits)
+    return Sampler(samplings, seeds, positions, vocab_sizes, seconds=seconds).choose(logits)
 
 
 class Sampler:
@@ -90,17 +94,23 @@ class Sampler:
         positions: Sequence[int],
         vocab_sizes: Sequence[int] | None = None,
         passes: int = 1,
+        *,
+        seconds: bool = False,
     ) -> None:
         """Prepare the sampling of rows in `passes` passes.
 
         The position of row i is `positions[i]` in the first pass, and rises by one in each. Its
-        token is below `vocab_sizes[i]`, so that its target has it; None means all tokens.
+        token is below `vocab_sizes[i]`, so that its target has it; None means all tokens. With
+        `seconds`, `choices` has the second likeliest tokens of greedy rows.
         """
         self._count = len(samplings)
         self._rows: dict[str, list[int]] = {kind: [] for kind in _KINDS}
         """The rows of each kind, in rising order."""
         for row, sampling in enumerate(samplings):
             self._rows[_kind_of(sampling)].append(row)
+        self._seconds = seconds and bool(self._rows[_GREEDY])
+        self._second = torch.empty(0, dtype=torch.int64)
+        """Second likeliest tokens of the greedy rows of the latest pass, if they are asked for."""
         self._vocab_size = None if vocab_sizes is None else max(vocab_sizes)
         self._host: dict[str, NDArray[Any]] = {}
         self._device: dict[str, torch.Tensor] = {}
@@ -158,7 +168,11 @@ class Sampler:
             maxima = blocks.amax(-1)
         most, at = self._first(_GREEDY, count)
         if most:
-            found.append((at, _likeliest(blocks, maxima, at)))
+            likeliest = _likeliest(blocks, maxima, at)
+            found.append((at, likeliest))
+            if self._seconds:
+                seconds = _second_likeliest(blocks, maxima, at, likeliest)
+                self._second = self._within(seconds.clamp(max=logits.shape[1] - 1), at)
         most, at = self._first(_DRAWN, count)
         if most:
             places = self._inverse(blocks, maxima, at, most, number)
@@ -190,7 +204,10 @@ class Sampler:
 
         `tokens` are int64 [n], and `logits`, float [n, vocab], those of the pass.
         """
-        token_ids: list[int] = _on_host(tokens).tolist()
+        if self._seconds:
+            tokens = torch.cat((tokens, self._second))
+        copied: list[int] = _on_host(tokens).tolist()
+        token_ids, second_ids = copied[: self._count], copied[self._count :]
         candidates: dict[int, Candidates] = {}
         rows = self._rows[_REJECTION]
         if rows:
@@ -198,7 +215,8 @@ class Sampler:
             drawn = self._draw_candidates(_at(self._allowed(logits), at))
             for row, (token, each) in zip(rows, drawn, strict=True):
                 token_ids[row], candidates[row] = token, each
-        return Choices(token_ids, candidates)
+        greedy = self._rows[_GREEDY] if self._seconds else []
+        return Choices(token_ids, candidates, dict(zip(greedy, second_ids, strict=True)))
 
     def _first(self, kind: str, count: int) -> tuple[int, torch.Tensor | None]:
         """The number of rows of this kind among the first `count`, and these: int64 [n].
@@ -220,11 +238,14 @@ class Sampler:
         sizes = self._device["sizes"][: len(logits), None]
         return logits.masked_fill(token_ids >= sizes, float("-inf"))
 
-    def _within(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`tokens`, int64 [m]; those of rows of NaN may be outside of the row's vocabulary."""
+    def _within(self, tokens: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+        """`tokens`, int64 [m], of the rows `at`; None for the first m.
+
+        Those of rows of NaN may be outside of the row's vocabulary.
+        """
         if "sizes" not in self._device:
             return tokens
-        return torch.minimum(tokens, self._device["sizes"][: len(tokens)] - 1)
+        return torch.minimum(tokens, _at(self._device["sizes"], at)[: len(tokens)] - 1)
 
     def _filters(self, kind: str, most: int) -> Draws:
         """The filters of the first rows of this kind; None for one that no row has."""
@@ -325,6 +346,23 @@ def _likeliest(
     if rows is None:
         rows = torch.arange(len(best), device=best.device)
     return best * BLOCK + blocks[rows, best].argmax(-1)
+
+
+def _second_likeliest(
+    blocks: torch.Tensor,
+    maxima: torch.Tensor,
+    rows: torch.Tensor | None,
+    likeliest: torch.Tensor,
+) -> torch.Tensor:
+    """The argmax of `rows`, None for all, without their `likeliest` tokens: int64 [len(rows)]."""
+    best, place = likeliest // BLOCK, likeliest % BLOCK
+    if rows is None:
+        rows = torch.arange(len(best), device=best.device)
+    left = blocks[rows, best].scatter(1, place[:, None], float("-inf"))
+    others = maxima[rows].scatter(1, best[:, None], left.amax(-1, keepdim=True))
+    second = others.argmax(-1)
+    inside = torch.where(second == best, left.argmax(-1), blocks[rows, second].argmax(-1))
+    return second * BLOCK + inside
 
 
 def _keep_nucleus(weights: torch.Tensor, cut: torch.Tensor, top_p: torch.Tensor) -> None:

@@ -162,6 +162,9 @@ class Completion:
     candidates: list[Candidates] = field(default_factory=list)
     """Candidates of the tokens that are not sent yet; empty unless it is a step draft for
     rejection sampling."""
+    second_ids: list[int] = field(default_factory=list)
+    """Second likeliest tokens in place of those that are not sent yet; empty unless it is a greedy
+    step draft."""
     row: int | None = None
     """KV row, which covers a prefix of the text and `token_ids`; None without a row."""
     finished: bool = False
@@ -255,6 +258,7 @@ class Share:
         peer, submission = self.subscriber
         while self.sent < end or (completion.finished and not self.finished_sent):
             start, self.sent = self.sent, min(self.sent + most, end)
+            second_ids = completion.second_ids[: self.sent - start]
             self.finished_sent = completion.finished and self.sent == end
             drafted = Drafted(
                 submission=submission,
@@ -265,8 +269,10 @@ class Share:
                 finished=self.finished_sent,
                 known_len=completion.text.known_len,
                 candidates=completion.candidates[: self.sent - start],
+                second_ids=second_ids if len(second_ids) == self.sent - start else [],
             )
             del completion.candidates[: self.sent - start]
+            del completion.second_ids[: self.sent - start]
             yield peer, drafted
 
     def fall_behind(self) -> bool:

@@ -57,6 +57,7 @@ class Trie:
         base_len: int,
         start: int,
         token_ids: Sequence[int],
+        second_ids: Sequence[int],
         greedy: bool,
     ) -> int:
         """`RequestTrie.insert`; the result is an index of the members of `Insertion`."""

@@ -16,7 +16,7 @@ from sglang_qspec.trie.trees import DraftTrees
 ANY_WIDTH = 1 << 30
 """Default `max_width`: only the pass limits the width of a tree."""
 
-_DRAFTED = OF_SIDECAR | {Source.GUESS, Source.JACOBI}
+_DRAFTED = (OF_SIDECAR - {Source.SECOND}) | {Source.GUESS, Source.JACOBI}
 _INSERTIONS = tuple(Insertion)
 
 
@@ -72,21 +72,25 @@ class RequestTrie(Trie):
         start: int,
         token_ids: Sequence[int],
         *,
+        second_ids: Sequence[int] = (),
         greedy: bool = False,
     ) -> Insertion:
         """Add the draft tokens of a stream from position `start` on.
 
         `source`, `stream_id` and `base_len` identify the stream, which continues the prompt and
         `base_len` output tokens. `greedy` in its first chunk says whether the stream was decoded
-        greedily; for JACOBI, whether the target has improved it. Chunks may repeat or overlap known
-        tokens. A refused chunk changes nothing. Raises ValueError for PROMPT and OUTPUT, which
-        have no streams.
+        greedily; for JACOBI, whether the target has improved it. `second_ids` are the drafter's
+        second choices in place of `token_ids`, if it has told them, and are proposed as SECOND.
+        Chunks may repeat or overlap known tokens. A refused chunk changes nothing. Raises
+        ValueError for PROMPT, OUTPUT and SECOND, which have no streams, and for another number of
+        `second_ids`.
         """
         if source not in _DRAFTED:
             raise ValueError(
                 f"source is {source.name}, but a draft's is QUEUE, GUESS, STEP, HEAD or JACOBI"
             )
-        return _INSERTIONS[self.insert_chunk(source, stream_id, base_len, start, token_ids, greedy)]
+        found = self.insert_chunk(source, stream_id, base_len, start, token_ids, second_ids, greedy)
+        return _INSERTIONS[found]
 
     def propose(self, width: int) -> DraftTree:
         """The draft tree of at most `width` nodes, the root (last committed token) included.

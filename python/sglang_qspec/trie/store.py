@@ -110,6 +110,7 @@ class TrieStore:
         start: int,
         token_ids: Sequence[int],
         *,
+        second_ids: Sequence[int] = (),
         greedy: bool = False,
     ) -> Insertion:
         """`RequestTrie.insert` for the open request with this rid and serial."""
@@ -123,7 +124,15 @@ class TrieStore:
                 result = Insertion.FULL
             else:
                 before = trie.size
-                result = trie.insert(source, stream_id, base_len, start, token_ids, greedy=greedy)
+                result = trie.insert(
+                    source,
+                    stream_id,
+                    base_len,
+                    start,
+                    token_ids,
+                    second_ids=second_ids,
+                    greedy=greedy,
+                )
                 self._size += trie.size - before
         if result.refused:
             self.refused[result] += 1

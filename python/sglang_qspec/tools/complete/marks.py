@@ -9,7 +9,7 @@ from sglang_qspec.draft_source import SOURCES
 from sglang_qspec.tools.complete.stretches import Stretch
 
 TARGET = "target"
-COLOURS = dict(zip(SOURCES, itertools.cycle((32, 35, 33, 34, 36, 31, 91)), strict=False))
+COLOURS = dict(zip(SOURCES, itertools.cycle((32, 35, 33, 34, 36, 31, 91, 95)), strict=False))
 """ANSI colour of each source; the target's own text keeps the terminal's colour."""
 
 

@@ -21,7 +21,7 @@ from sglang_qspec.tools.complete.marks import TARGET
 FOLDER = resources.files("sglang_qspec.tools.show") / "static"
 SOURCES_MODULE = "sources.js"
 """The module of the draft sources, which is no file."""
-COLOURS = 7
+COLOURS = 8
 """Number of colours for sources in page.css."""
 LINES = (
     "underline solid",

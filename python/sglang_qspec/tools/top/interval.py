@@ -14,7 +14,9 @@ from sglang_qspec.tools.complete.peers import message
 SHOWN = 40
 """Maximum length of a text of the server."""
 
-STEP, HEAD, JACOBI = (source.name.lower() for source in (Source.STEP, Source.HEAD, Source.JACOBI))
+STEP, HEAD = (source.name.lower() for source in (Source.STEP, Source.HEAD))
+OPTIONAL = {source.name.lower() for source in (Source.JACOBI, Source.SECOND)}
+"""Sources that are left out before their first draft."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Interval:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the draft sources. `head` is among them if a head has drafted, when `step` has
-        not, and `jacobi` if passes had such guesses."""
+        not, and those in OPTIONAL if passes had such drafts."""
         proposed = self.now.value("proposed_tokens")
         absent = {STEP if proposed.get(HEAD) else HEAD}
-        absent |= set() if proposed.get(JACOBI) else {JACOBI}
+        absent |= {name for name in OPTIONAL if not proposed.get(name)}
         named = self.now.value("sources")
         return tuple(name for name in SOURCES if name in named and name not in absent)
 

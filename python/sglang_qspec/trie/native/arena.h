@@ -49,6 +49,16 @@ class Arena {
     older_single_[at(node)] = older_single;
   }
 
+  // The drafter's second choice beside the token of a node; negative for none.
+  Token second(NodeId node) const { return at(node) < second_.size() ? second_[at(node)] : kFree; }
+  void set_second(NodeId node, Token token) {
+    if (at(node) >= second_.size()) {
+      make_room(second_, at(node) + 1 - second_.size());
+      second_.resize(at(node) + 1, kFree);
+    }
+    second_[at(node)] = token;
+  }
+
   NodeId next(NodeId node) const {
     const NodeId after =
         (node + 1) % kUnit != 0 ? node + 1 : units_[unit_of(node)].next * kUnit;
@@ -65,7 +75,8 @@ class Arena {
   std::size_t end() const { return token_.size(); }
   std::size_t bytes() const {
     return token_.capacity() * sizeof(Token) + older_pair_.capacity() * sizeof(NodeId) +
-           older_single_.capacity() * sizeof(NodeId) + units_.capacity() * sizeof(Unit);
+           older_single_.capacity() * sizeof(NodeId) + units_.capacity() * sizeof(Unit) +
+           second_.capacity() * sizeof(Token);
   }
 
   // Append a token >= 0 to the chain that ends in `last`, or start a chain with it.
@@ -152,6 +163,7 @@ class Arena {
 
   std::vector<Token> token_;
   std::vector<NodeId> older_pair_, older_single_;
+  std::vector<Token> second_;  // ends with the last node that has a second choice
   std::vector<Unit> units_;
   int size_ = 0;
 };

@@ -2,7 +2,8 @@
 //
 // Each stream votes for its next token with its odds (`Trust`, `Standing`). The probability of a
 // token after its parent is the odds of its streams, divided by 1 + the odds of all streams there;
-// the 1 stands for "none of them". A node's score is the product of these probabilities on its path.
+// the 1 stands for "none of them". A drafter's second choice for a token takes a share of "none of
+// them" (`Trust::second`). A node's score is the product of these probabilities on its path.
 
 #pragma once
 
@@ -44,11 +45,13 @@ inline int root_alone(Token root, const TreeRow& row) {
 class Grower {
  public:
   // Write the tree of at most `width` nodes with scores of at least `floor`. Returns its size.
-  // `root` is the last committed token; `places` are different nodes with that token.
+  // `root` is the last committed token; `places` are different nodes with that token. With `seconds`
+  // the tree may have second choices of drafters, as leaves.
   int grow(Token root, const std::vector<Place>& places, const Arena& arena,
-           const Trust& trust, const Standing& standing, double floor, int width,
+           const Trust& trust, const Standing& standing, double floor, int width, bool seconds,
            const TreeRow& row) {
     heap_.clear();
+    seconds_ = seconds;
     places_.assign(places.begin(), places.end());
     found_ = 0;
     int size = root_alone(root, row);
@@ -143,6 +146,25 @@ class Grower {
                        branch.end - branch.count, branch.end});
       std::push_heap(heap_.begin(), heap_.end());
     }
+    if (seconds_) add_seconds(parent, depth, score / total, begin, end, arena, trust, floor);
+  }
+
+  // Push second choices after the places [begin, end), unless a stream votes for the same token.
+  // `score` is that of the parent, times the probability that no stream is right.
+  void add_seconds(int parent, int depth, double score, std::size_t begin, std::size_t end,
+                   const Arena& arena, const Trust& trust, double floor) {
+    for (std::size_t at = begin; at < end; ++at) {
+      const Place& from = places_[at];
+      const NodeId child = from.followed ? arena.next(from.node) : kNoNode;
+      const Token token = child ? arena.second(child) : -1;
+      const double chance = score * trust.second(from.kind);
+      if (token < 0 || chance < floor) continue;
+      const std::size_t voted = branches_.size();
+      branch_of(token);
+      if (branches_.size() == voted) continue;
+      heap_.push_back({chance, ++found_, parent, token, kSecond, depth + 1, 0, 0});
+      std::push_heap(heap_.begin(), heap_.end());
+    }
   }
 
   // Find or add the branch of a token. The first `kSearched` branches are searched linearly, which
@@ -173,6 +195,7 @@ class Grower {
   std::vector<Branch> branches_;
   std::unordered_map<Token, std::size_t> branch_of_token_;  // branches from index `kSearched` on
   int found_ = 0;
+  bool seconds_ = false;
 };
 
 // Pad a tree of `size` nodes to `width` with a chain behind the last node, always a leaf, that

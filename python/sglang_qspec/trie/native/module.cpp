@@ -173,7 +173,7 @@ std::unique_ptr<RequestTrie> make_trie(py::handle usable_prompt, int last_prompt
 }
 
 int insert(RequestTrie& trie, int source, py::handle stream_id, py::handle base_len,
-           py::handle start, py::handle token_ids, bool greedy) {
+           py::handle start, py::handle token_ids, py::handle second_ids, bool greedy) {
   if (draft_kind(source, greedy) == kKinds) {
     std::string allowed;
     for (int each = 0; each < kSources; ++each) {
@@ -183,8 +183,13 @@ int insert(RequestTrie& trie, int source, py::handle stream_id, py::handle base_
     throw py::value_error("source is " + std::to_string(source) + ", but a draft's is " +
                           allowed);
   }
+  const std::vector<Token> tokens = token_ids_of(token_ids), seconds = token_ids_of(second_ids);
+  if (!seconds.empty() && seconds.size() != tokens.size()) {
+    throw py::value_error("there are " + std::to_string(seconds.size()) + " second_ids, but " +
+                          std::to_string(tokens.size()) + " token_ids");
+  }
   return trie.insert(static_cast<Source>(source), saturated(stream_id), saturated(base_len),
-                     saturated(start), token_ids_of(token_ids), greedy);
+                     saturated(start), tokens, seconds, greedy);
 }
 
 }  // namespace

@@ -54,9 +54,11 @@ class RequestTrie {
            followed_.capacity() * sizeof(std::int32_t) + places_.capacity() * sizeof(Place);
   }
 
-  // Ids outside the vocabulary, negative ones included, give kBadToken.
+  // Ids outside the vocabulary, negative ones included, give kBadToken. `second_ids` are as many as
+  // `token_ids`, or none.
   Insertion insert(Source source, std::int64_t stream_id, std::int64_t base_len,
-                   std::int64_t start, const std::vector<Token>& token_ids, bool greedy) {
+                   std::int64_t start, const std::vector<Token>& token_ids,
+                   const std::vector<Token>& second_ids, bool greedy) {
     if (base_len < 0 || start < 0) return kNegative;
     if (base_len > static_cast<std::int64_t>(output_.size())) return kAhead;
     const Key key{stream_id, static_cast<std::int32_t>(base_len), source};
@@ -67,8 +69,12 @@ class RequestTrie {
     const auto overlap = static_cast<std::size_t>(known - start);
     if (overlap >= token_ids.size()) return kKnown;
     const std::vector<Token> fresh(token_ids.begin() + (known - start), token_ids.end());
-    for (Token token : fresh) {
-      if (!in_vocabulary(token)) return kBadToken;
+    std::vector<Token> seconds;
+    if (!second_ids.empty()) seconds.assign(second_ids.begin() + (known - start), second_ids.end());
+    const auto is_foreign = [this](Token token) { return !in_vocabulary(token); };
+    if (std::any_of(fresh.begin(), fresh.end(), is_foreign) ||
+        std::any_of(seconds.begin(), seconds.end(), is_foreign)) {
+      return kBadToken;
     }
     if (number && !streams_[number].ends_with(arena_, token_ids, overlap)) return kConflict;
     const std::size_t count = fresh.size() + (number ? 0 : kStreamTokens);
@@ -76,7 +82,7 @@ class RequestTrie {
       if (!make_room(count, number)) return kFull;
       number = streams_.find(key);
     }
-    append(number ? number : open(key, greedy), fresh);
+    append(number ? number : open(key, greedy), fresh, seconds);
     return kAdded;
   }
 
@@ -101,7 +107,8 @@ class RequestTrie {
   int propose(Grower& grower, Token root, double floor, int width, unsigned sources, const TreeRow& row) {
     find_places(sources);
     const int most = std::min(width, max_width_);
-    return grower.grow(root, places_, arena_, *trust_, standing_, floor, most, row);
+    const bool seconds = sources & sources_ & 1u << kSecond;
+    return grower.grow(root, places_, arena_, *trust_, standing_, floor, most, seconds, row);
   }
 
   // Length of the longest match that proposes a token with these `sources`; 0 for none.
@@ -194,12 +201,14 @@ class RequestTrie {
     return number;
   }
 
-  void append(std::int32_t number, const std::vector<Token>& token_ids) {
+  void append(std::int32_t number, const std::vector<Token>& token_ids,
+              const std::vector<Token>& second_ids) {
     Stream& stream = streams_[number];
     const Token tail = arena_.token(tail_);
     const NodeId known = stream.last;
-    for (Token token : token_ids) {
-      stream.last = arena_.add(token, stream.last, number);
+    for (std::size_t at = 0; at < token_ids.size(); ++at) {
+      stream.last = arena_.add(token_ids[at], stream.last, number);
+      if (!second_ids.empty()) arena_.set_second(stream.last, second_ids[at]);
       drafts_.enter(arena_, stream.last);
     }
     stream.length += static_cast<int>(token_ids.size());
@@ -226,7 +235,11 @@ class RequestTrie {
       if (!node) break;
       const bool right = arena_.token(node) == output_[place];
       observe(stream.kind, true, std::min(stream.matched + 1, limits_.max_match), right);
-      if (!right) return false;
+      if (!right) {
+        const Token second = arena_.second(node);
+        if (second >= 0) trust_->observe_second(stream.kind, second == output_[place]);
+        return false;
+      }
       stream.at = node;
       ++stream.matched;
     }
@@ -364,6 +377,7 @@ class RequestTrie {
     for (NodeId node = stream.first; node; node = old.next(node)) {
       const bool is_first = node == stream.first;
       last = moved[static_cast<std::size_t>(node)] = arena_.add(old.token(node), last, number);
+      if (old.second(node) >= 0) arena_.set_second(last, old.second(node));
       if (!is_first) drafts_.enter(arena_, last);
     }
     stream.first = moved[static_cast<std::size_t>(stream.first)];

@@ -8,7 +8,8 @@
 // temperature 0.6, six kinds of prompts); those of a head's drafts are those of step drafts, and those
 // of Jacobi guesses are low. In a server, every committed token shows for every matching stream
 // whether the stream was right. First guesses of the Jacobi iteration are nearly always wrong and
-// teach nothing: they are there to be improved. Each estimate is the mean of a beta posterior. Its
+// teach nothing: they are there to be improved. A drafter's second choice for a token is right in a
+// share of the cases in which its first one, and all other streams, are wrong. Each estimate is the mean of a beta posterior. Its
 // counts are halved at a limit, so that the estimate follows changes of the load. One request's
 // streams may be much better or worse than the streams of other requests, for example if a client
 // guesses wrong. Each request therefore also learns its own factor (`Standing`).
@@ -32,12 +33,13 @@ enum Source : std::uint8_t {
   kStep = 4,
   kHead = 5,
   kJacobi = 6,
-  kSources = 7
+  kSecond = 7,
+  kSources = 8
 };
 
 // The name of each source in Python.
 constexpr std::array<const char*, kSources> kNames = {"queue", "guess", "prompt", "output",
-                                                  "step",  "head",  "jacobi"};
+                                                  "step",  "head",  "jacobi", "second"};
 
 // The kind of a stream: its source, with greedy and sampled queue drafts as two kinds, and so with
 // Jacobi guesses that the target has improved and first ones.
@@ -87,6 +89,7 @@ class Trust {
           row.push_back({chance, 0.0, 0.0, chance});
         }
       }
+      seconds_[kind] = {kPriorSecond, 0.0, 0.0, kPriorSecond};
     }
   }
 
@@ -100,21 +103,21 @@ class Trust {
 
   // Record whether the next token of a stream that matched like this was the target's.
   void observe(Kind kind, bool followed, int length, bool right) {
-    if (!learns_ || kind == kFirst) return;
-    Chance& chance = rows_[kind][followed][length];
-    chance.right += right;
-    chance.seen += 1.0;
-    if (chance.seen >= kMemory) {
-      chance.right /= 2;
-      chance.seen /= 2;
-    }
-    const double mean = (kPriorWeight * chance.prior + chance.right) / (kPriorWeight + chance.seen);
-    chance.mean = std::clamp(mean, 0.01, 0.99);
+    if (learns_ && kind != kFirst) rows_[kind][followed][length].observe(right);
+  }
+
+  // The share of the drafter's second choices that are right where its first one is wrong.
+  double second(Kind kind) const { return seconds_[kind].mean; }
+
+  // Record whether the second choice was the target's token, after a wrong first one.
+  void observe_second(Kind kind, bool right) {
+    if (learns_) seconds_[kind].observe(right);
   }
 
  private:
   static constexpr double kPriorWeight = 32.0;  // weight of the prior in observations
   static constexpr double kMemory = 2048.0;
+  static constexpr double kPriorSecond = 0.35;
 
   struct Prior {
     double first;   // probability at length 1
@@ -129,6 +132,16 @@ class Trust {
 
   struct Chance {
     double prior, right, seen, mean;
+
+    void observe(bool was_right) {
+      right += was_right;
+      seen += 1.0;
+      if (seen >= kMemory) {
+        right /= 2;
+        seen /= 2;
+      }
+      mean = std::clamp((kPriorWeight * prior + right) / (kPriorWeight + seen), 0.01, 0.99);
+    }
   };
 
   // For each kind: found, then followed. Own text is never followed.
@@ -147,6 +160,7 @@ class Trust {
   int max_match_;
   bool learns_;
   std::vector<Chance> rows_[kKinds][2];
+  Chance seconds_[kKinds];
 };
 
 // Corrects the shared estimates for one request, by the share of right tokens of its own streams.
