@@ -99,20 +99,23 @@ def test_a_request_uses_the_sources_that_it_names_and_no_others(
     link: FakeSidecarLink, source: Source
 ) -> None:
     active = connect(link, of_head=source is Source.HEAD, jacobi_tokens=2)
-    custom_params = {"qspec_sources": [source.name.lower()], "qspec_guess_ids": [300, 8, 20, 21]}
+    named = [Source.STEP, source] if source is Source.SECOND else [source]
+    names = [each.name.lower() for each in named]
+    custom_params = {"qspec_sources": names, "qspec_guess_ids": [300, 8, 20, 21]}
     prompt_ids = [6, 300, 8, 400, 7]
     enqueue(active, prompt_ids=prompt_ids, custom_params=custom_params)
     poll(active)
     output_ids = [8] if source is Source.QUEUE else [300, 8, 500, 300, 8]
     tree = tree_of(active, "a", output_ids, 6)
     of_sidecar = source in OF_SIDECAR
-    if source in OF_STEPS:
-        link.inject(Drafted(link.submits[0].submission, MAX_COMPLETIONS, 5, 0, [600]))
+    if OF_STEPS & set(named):
+        submission = link.submits[0].submission
+        link.inject(Drafted(submission, MAX_COMPLETIONS, 5, 0, [600], second_ids=[601]))
         poll(active)
         tree = tree_of(active, "a", output_ids, 6)
     guessed = prompt_ids[len(output_ids) * STRIDE % len(prompt_ids)]
-    expected = dict(zip(Source, (9, 20, 400, 500, 600, 600, guessed), strict=True))
-    assert set(tree.sources[1:]) == {source}
+    expected = dict(zip(Source, (9, 20, 400, 500, 600, 600, guessed, 601), strict=True))
+    assert set(tree.sources[1:]) == set(named)
     assert expected[source] in tree.token_ids
     assert len(link.submits) == of_sidecar
     replace_sidecar(active, link)

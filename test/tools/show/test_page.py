@@ -30,7 +30,10 @@ def test_an_answer_appears_while_it_is_streamed_with_the_source_of_each_token(pa
         assert page.text(".details h3") == "Pass 1 of 4: tokens 2 to 4"
         assert page.tokens() == SKY.tokens
         assert page.text(".tokens") == SKY.text
-        assert page.text(".legend") == "queue 2guess 1prompt 0output 1step 1head 0jacobi 0target 5"
+        assert (
+            page.text(".legend")
+            == "queue 2guess 1prompt 0output 1step 1head 0jacobi 0second 0target 5"
+        )
         assert re.match(r"10 tokens in 4 passes · accept length 2\.25 · ", page.text(".summary"))
         assert page.text("#about") == f"/models/<tiny> at {server.url}"
         assert page.complaints() == []
@@ -98,7 +101,7 @@ def test_a_token_is_readable_without_colour(page: Page) -> None:
             "return [...document.querySelectorAll('.token.sample')].map((one) => "
             "getComputedStyle(one)).map((one) => one.textDecorationLine + one.textDecorationStyle)"
         )
-        assert len(styles) == len(set(styles)) == 8
+        assert len(styles) == len(set(styles)) == 9
         page.one("#letters").click()
         letters = page.script(
             "return [...document.querySelectorAll('.token.run[data-index]')].map("

@@ -33,7 +33,7 @@ def everything() -> Interval:
     for name, totals in now["pipelines"].items():
         totals.update(passes=99_999, requests=9_999_999, input_tokens=99_999_999)
         totals.update(seconds=before["pipelines"][name]["seconds"] + 1.9, waited_seconds=99_999.0)
-    for source in now["sources"].keys() - {"head"}:  # a server has a head or step drafts
+    for source in now["sources"].keys() - {"head", "second"}:  # a server has a head or step drafts
         now["proposed_tokens"][source] += 999_999
         now["accepted_tokens"][source] += 888_888
         now["sources"][source]["paused"] = True
@@ -145,6 +145,18 @@ def test_the_backlog_and_the_overload_of_the_sidecar_are_shown() -> None:
     assert line.endswith("backlog: 12 s   overload: 2")
     (line,) = (line for line in drawn(Interval(*LOADED)) if "backlog" in line)
     assert line.endswith("backlog: 1 s   overload: 0")
+
+
+def test_second_choices_are_counted_with_the_first_ones() -> None:
+    accepted = {**LOADED[1].value("accepted_tokens")}
+    seconds = accepted | {"second": accepted["step"] - LOADED[0].value("accepted_tokens", "step")}
+    shown = [
+        drawn(Interval(LOADED[0], later(LOADED[1], accepted_tokens=each)))
+        for each in (accepted, seconds)
+    ]
+    before, after = (float(cells(lines, "step ")[1]) for lines in shown)
+    assert after == pytest.approx(2 * before, rel=0.01)
+    assert not any(line.startswith("second") for line in shown[1])
 
 
 def test_the_accepted_tokens_of_a_second_of_the_sidecar_are_shown() -> None:

@@ -31,6 +31,7 @@ LINES = (
     "underline double",
     "underline overline solid",
     "underline overline dotted",
+    "underline overline dashed",
 )
 """Lines at drafted text, one kind for each source."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)

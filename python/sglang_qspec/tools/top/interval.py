@@ -14,9 +14,9 @@ from sglang_qspec.tools.complete.peers import message
 SHOWN = 40
 """Maximum length of a text of the server."""
 
-STEP, HEAD = (source.name.lower() for source in (Source.STEP, Source.HEAD))
-OPTIONAL = {source.name.lower() for source in (Source.JACOBI, Source.SECOND)}
-"""Sources that are left out before their first draft."""
+STEP, HEAD, JACOBI, SECOND = (
+    source.name.lower() for source in (Source.STEP, Source.HEAD, Source.JACOBI, Source.SECOND)
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Interval:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the draft sources. `head` is among them if a head has drafted, when `step` has
-        not, and those in OPTIONAL if passes had such drafts."""
+        not, and `jacobi` if passes had such guesses. `second` counts with the first choices."""
         proposed = self.now.value("proposed_tokens")
-        absent = {STEP if proposed.get(HEAD) else HEAD}
-        absent |= {name for name in OPTIONAL if not proposed.get(name)}
+        absent = {STEP if proposed.get(HEAD) else HEAD, SECOND}
+        absent |= set() if proposed.get(JACOBI) else {JACOBI}
         named = self.now.value("sources")
         return tuple(name for name in SOURCES if name in named and name not in absent)
 
@@ -87,9 +87,14 @@ class Interval:
         """Increase of the count at `path` in a second."""
         return self.increase(*path) / self.seconds
 
+    def of_source(self, field: str, source: str) -> float:
+        """Increase of a count of one source; that of `step` or `head` includes `second`."""
+        seconds = self.increase(field, SECOND) if source in (STEP, HEAD) else 0.0
+        return self.increase(field, source) + seconds
+
     def of_sources(self, field: str) -> float:
         """Increase of a count by source, over all sources."""
-        return sum(self.increase(field, source) for source in self.sources)
+        return sum(self.of_source(field, source) for source in self.sources)
 
     def of_pipelines(self, field: str) -> float:
         """Increase of a count by pipeline, over all pipelines."""

@@ -94,7 +94,7 @@ def _sources(interval: Interval) -> Table:
     table.add_column(no_wrap=True)
     requests = interval.of_pipelines("requests")
     for source in interval.sources:
-        counts = [interval.increase(field, source) for field in VERIFIED_AND_ACCEPTED]
+        counts = [interval.of_source(field, source) for field in VERIFIED_AND_ACCEPTED]
         paused = interval.now.value("sources", source, "paused")
         table.add_row(
             source,
