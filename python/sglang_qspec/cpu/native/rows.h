@@ -118,10 +118,14 @@ class RowAttention {
     const std::size_t room = static_cast<std::size_t>(QUERIES) *
                              static_cast<std::size_t>(longest_ + dim_);
     buffer_.reserve(room * static_cast<std::size_t>(threads));
-#pragma omp parallel for num_threads(threads) if (threads > 1 && count > 1) schedule(dynamic)
+    // The KV of many requests is not in the caches. Then a thread takes all KV heads of a request, which
+    // lie side by side in memory, and fetches them.
+    const bool fetches = count >= std::int64_t{2} * kv_heads_ * threads;
+    const int share = fetches ? kv_heads_ : 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && count > 1) schedule(dynamic, share)
     for (std::int64_t i = 0; i < count; ++i) {
       float* own = buffer_.get() + room * static_cast<std::size_t>(omp_get_thread_num());
-      run(tasks_[static_cast<std::size_t>(i)], query, stride, pool, out, own);
+      run(tasks_[static_cast<std::size_t>(i)], query, stride, pool, fetches, out, own);
     }
   }
 
@@ -139,8 +143,8 @@ class RowAttention {
   static int round(int length) { return (length + LANES - 1) / LANES * LANES; }
 
   template <typename T>
-  void run(const Task& task, const T* query, std::int64_t stride, Pool<const T> pool, T* out,
-           float* buffer) const {
+  void run(const Task& task, const T* query, std::int64_t stride, Pool<const T> pool, bool fetches,
+           T* out, float* buffer) const {
     const Request& request = requests_[static_cast<std::size_t>(task.request)];
     const int count = std::min(QUERIES, request.rows * group_ - task.from);
     const std::int64_t width = std::int64_t{kv_heads_} * dim_;
@@ -162,6 +166,10 @@ class RowAttention {
       }
     }
     for (int p = 0; p < request.length; p += LANES) {
+      if (fetches) {
+        fetch(request, keys, width, p + LANES);
+        fetch(request, values, width, p);
+      }
       score(request, keys, width, p, scaled, count, padded, scores);
     }
     for (int i = 0; i < count; ++i) {
@@ -178,6 +186,18 @@ class RowAttention {
       with_constant<AT_ONCE>(tile, [&](auto queries) {
         mix<T, queries.value>(request, values, width, weights, padded, to);
       });
+    }
+  }
+
+  // Fetch one head's KV at the positions `p` to `p + 15` from memory, as far as there are any.
+  template <typename T>
+  void fetch(const Request& request, const T* kv, std::int64_t width, int p) const {
+    const int end = std::min(p + LANES, request.length);
+    for (; p < end; ++p) {
+      const auto* at = reinterpret_cast<const char*>(kv + request.slots[p] * width);
+      for (std::size_t line = 0; line < static_cast<std::size_t>(dim_) * sizeof(T); line += 64) {
+        __builtin_prefetch(at + line);
+      }
     }
   }
 
@@ -201,9 +221,11 @@ class RowAttention {
       for (; i + TILE <= count; i += TILE) {
         dots<TILE>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded, block == 0);
       }
-      for (; i < count; ++i) {
-        dots<1>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded, block == 0);
-      }
+      if (i == count) continue;
+      with_constant<TILE>(count - i, [&](auto queries) {
+        dots<queries.value>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded,
+                            block == 0);
+      });
     }
   }
 
