@@ -136,7 +136,8 @@ def test_the_largest_messages_that_the_protocol_allows_fit_their_frames() -> Non
     token, probs = vocab_size - 1, [1 / MAX_CANDIDATES] * MAX_CANDIDATES
     largest = MAX_DRAWN_TOKENS * [Candidates(list(range(token, token - MAX_CANDIDATES, -1)), probs)]
     drawn = Drafted(1 << 60, 64, 3, 0, [token] * MAX_DRAWN_TOKENS, candidates=largest)
-    plain = Drafted(1 << 60, 64, 3, 0, [token] * MAX_DRAFTED_TOKENS)
+    tokens = [token] * MAX_DRAFTED_TOKENS
+    plain = Drafted(1 << 60, 64, 3, 0, tokens, second_ids=tokens)
     for drafted in (drawn, plain):
         assert decode_from_sidecar(encode(drafted), vocab_size) == drafted
     context_len = 8192

@@ -404,8 +404,8 @@ def test_any_messages_leave_it_consistent(model: HeadRunner, seed: int) -> None:
     for _ in range(150):
         peer = rng.choice(peers)
         drafter.handle(peer, frames.from_a_server())
-        if drafter._texts and rng.random() < 0.5:  # what a server would send next
-            (peer, submission), text = rng.choice(list(drafter._texts.items()))
+        if drafter.texts and rng.random() < 0.5:  # what a server would send next
+            (peer, submission), text = rng.choice(list(drafter._texts._texts.items()))
             rest = rng.randbytes(2 * WIDTH * (len(text.token_ids) - text.known))
             drafter.handle(peer, States(submission, text.known, rest))
             drafter.handle(peer, commit(text.output_len, [rng.randrange(100)], 4, submission))

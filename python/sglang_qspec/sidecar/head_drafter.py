@@ -13,24 +13,18 @@ reads the text from there on. After a gap it begins anew behind the gap.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from sglang_qspec.config import MAX_COMPLETIONS, MAX_SERVER_TOKENS
+from sglang_qspec.config import MAX_SERVER_TOKENS
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import (
     Admit,
-    Candidates,
     Close,
-    Commit,
     Commits,
-    Declined,
-    Drafted,
     FromSidecar,
-    Gap,
     OverloadLevel,
     States,
     Submit,
@@ -40,9 +34,9 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar.head_runner import HeadOutput, HeadRunner
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.sampler import Choices, choose
-from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.served_text import ServedText
-from sglang_qspec.sidecar.text import Subscriber, tokens_of
+from sglang_qspec.sidecar.served_texts import ServedTexts
+from sglang_qspec.sidecar.text import Subscriber
 
 Value = TypeVar("Value")
 
@@ -64,7 +58,7 @@ class NoOverload:
 
 
 class HeadDrafter:
-    """Owns the open submissions of all servers, and drafts for them. One thread calls it."""
+    """Reads the states of all servers' texts, and drafts behind them. One thread calls it."""
 
     overload = NoOverload()
     retries = ()
@@ -84,16 +78,8 @@ class HeadDrafter:
         """
         self._model, self._rows = model, model.rows
         self._clock = clock
-        self._max_tokens = max_server_tokens
-        self._texts: dict[Subscriber, ServedText] = {}
-        self._busy: dict[Subscriber, ServedText] = {}
-        """The texts with something to read or to draft."""
-        self._kept: Counter[Peer] = Counter()
-        """Number of text tokens of each server."""
-        self._messages: list[tuple[Peer, FromSidecar]] = []
+        self._texts = ServedTexts(model.rows, model.width, model.longest_draft, max_server_tokens)
         self.statistics = statistics or PassStatistics()
-        self.declined = 0
-        """Number of submissions declined since the start."""
         self._advanced = 0
         """Number of texts in the last pass."""
 
@@ -102,12 +88,12 @@ class HeadDrafter:
     @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do."""
-        return not self._busy
+        return not self._texts.busy
 
     @property
     def requests(self) -> int:
         """Number of requests that wait for more of a draft."""
-        return sum(text.lookahead > 0 for text in self._busy.values())
+        return sum(text.lookahead > 0 for text in self._texts.busy.values())
 
     @property
     def advanced(self) -> int:
@@ -119,36 +105,38 @@ class HeadDrafter:
         """Number of texts that are kept."""
         return len(self._texts)
 
+    @property
+    def declined(self) -> int:
+        """Number of submissions declined since the start."""
+        return self._texts.declined
+
     def handle(self, peer: Peer, message: ToSidecar) -> None:
         """Handle a message of a server."""
         match message:
             case Submit():
-                self._submit(peer, message)
+                self._texts.submit(peer, message)
             case States():
-                self._take_states(peer, message)
+                self._texts.take_states(peer, message)
             case Commits():
                 for commit in message.requests:
-                    self._follow(peer, commit)
+                    self._texts.follow(peer, commit)
             case Close():
-                self._leave((peer, message.submission))
+                self._texts.leave((peer, message.submission))
             case Admit():
                 pass
 
     def expel(self, peer: Peer, message: ToSidecar) -> None:
         """Decline the requests of a message that could not be handled."""
         for submission in submissions_of(message):
-            self._decline((peer, submission), "the sidecar failed to handle a message")
+            self._texts.decline((peer, submission), "the sidecar failed to handle a message")
 
     def drop(self, peer: Peer) -> None:
         """Forget all requests of a server that has gone."""
-        for subscriber in [each for each in self._texts if each[0] == peer]:
-            self._leave(subscriber)
-        del self._kept[peer]
+        self._texts.drop(peer)
 
     def take(self) -> list[tuple[Peer, FromSidecar]]:
         """Return pending messages with their receivers, each once."""
-        messages, self._messages = self._messages, []
-        return messages
+        return self._texts.messages()
 
     def undelivered(self, peer: Peer, message: FromSidecar) -> None:
         """Tokens of a draft are not sent again, because the next commit makes them obsolete."""
@@ -165,113 +153,10 @@ class HeadDrafter:
             self._draft(*self._read(chosen), ends)
         except Exception:
             for subscriber, _ in chosen:
-                self._decline(subscriber, "a pass of the head failed")
+                self._texts.decline(subscriber, "a pass of the head failed")
             raise
         for subscriber, _ in chosen:
-            self._note_work(subscriber)
-
-    def _note_work(self, subscriber: Subscriber) -> None:
-        """Note whether a text has something to read or to draft."""
-        text = self._texts[subscriber]
-        if text.readable or text.lookahead:
-            self._busy[subscriber] = text
-        else:
-            self._busy.pop(subscriber, None)
-
-    # Messages
-
-    def _submit(self, peer: Peer, message: Submit) -> None:
-        subscriber = (peer, message.submission)
-        self._leave(subscriber)
-        if len(message.token_ids) >= self._rows.context_len:
-            self._decline(subscriber, "the text does not fit the head's context")
-        elif self._kept[peer] + len(message.token_ids) > self._max_tokens:
-            self._decline(subscriber, "the texts of this server exceed its limit", retry=True)
-        else:
-            self._kept[peer] += len(message.token_ids)
-            self._texts[subscriber] = ServedText(
-                tokens_of(message.token_ids),
-                len(message.token_ids) - message.base_len,
-                message.seeded or GREEDY,
-                frozenset(message.stop_token_ids),
-            )
-
-    def _take_states(self, peer: Peer, message: States) -> None:
-        """Keep states; those that are known are skipped, and a gap begins anew behind it."""
-        text = self._texts.get((peer, message.submission))
-        if text is None:
-            return
-        width = self._model.width
-        if not message.data or len(message.data) % (2 * width):
-            self._decline((peer, message.submission), f"states have another width than {width}")
-            return
-        states = np.frombuffer(message.data, np.int16).reshape(-1, width)
-        end = message.start + len(states)
-        if end > self._rows.context_len:
-            self._decline((peer, message.submission), "the text does not fit the head's context")
-        elif message.start > text.known or text.known == text.begin:
-            self._close_row(text)
-            text.begin = text.read = message.start
-            text.states = [states]
-            self._note_work((peer, message.submission))
-        elif end > text.known:
-            text.states.append(states[text.known - message.start :])
-            self._note_work((peer, message.submission))
-
-    def _follow(self, peer: Peer, commit: Commit) -> None:
-        """Append committed tokens, and draft behind them if the states are complete."""
-        submission = commit.submission
-        text = self._texts.get((peer, submission))
-        if text is None:
-            self._messages.append((peer, Gap(submission, None)))
-            return
-        known = text.output_len
-        if commit.base_len > known:
-            self._messages.append((peer, Gap(submission, known)))
-            return
-        fresh = commit.token_ids[known - commit.base_len :]
-        if not fresh:
-            return
-        text.token_ids += tokens_of(fresh)
-        self._kept[peer] += len(fresh)
-        if len(text.token_ids) >= self._rows.context_len:
-            self._decline((peer, submission), "the text no longer fits the head's context")
-            return
-        text.lookahead = min(
-            commit.max_new_tokens,
-            self._rows.context_len - len(text.token_ids),
-            self._model.longest_draft,
-        )
-        if not text.lookahead or not text.is_complete or text.token_ids[-1] in text.stops:
-            text.lookahead = 0
-            self._send((peer, submission), text, 0, [], done=True)
-        self._note_work((peer, submission))
-
-    def _send(
-        self,
-        subscriber: Subscriber,
-        text: ServedText,
-        start: int,
-        token_ids: list[int],
-        *,
-        candidates: Sequence[Candidates] = (),
-        second_ids: Sequence[int] = (),
-        done: bool,
-    ) -> None:
-        """Send tokens of the text's present draft, from position `start` of it on."""
-        peer, submission = subscriber
-        drafted = Drafted(
-            submission,
-            MAX_COMPLETIONS + text.drafts,
-            text.output_len,
-            start,
-            token_ids,
-            finished=done,
-            known_len=text.output_len,
-            candidates=list(candidates),
-            second_ids=list(second_ids),
-        )
-        self._messages.append((peer, drafted))
+            self._texts.note_work(subscriber)
 
     # Passes
 
@@ -280,7 +165,7 @@ class HeadDrafter:
 
         A text without room in the KV is declined.
         """
-        waiting = sorted(self._busy.items(), key=lambda item: not item[1].lookahead)
+        waiting = sorted(self._texts.busy.items(), key=lambda item: not item[1].lookahead)
         chosen: list[tuple[Subscriber, ServedText]] = []
         tokens, rows, slots = 0, self._rows.free_rows, self._rows.free_slots
         for subscriber, text in waiting[: self._model.slots]:
@@ -292,7 +177,7 @@ class HeadDrafter:
             if rows >= 0 and slots >= 0:
                 chosen.append((subscriber, text))
             else:
-                self._decline(subscriber, "the head's KV is full", retry=True)
+                self._texts.decline(subscriber, "the head's KV is full", retry=True)
                 rows, slots = max(0, rows), max(0, slots)
         return chosen
 
@@ -349,7 +234,7 @@ class HeadDrafter:
             for place, ((peer, submission), text) in enumerate(drafting):
                 token = chosen.token_ids[place]
                 done = length + 1 >= text.lookahead or token in text.stops
-                self._send(
+                self._texts.send(
                     (peer, submission),
                     text,
                     length,
@@ -413,40 +298,9 @@ class HeadDrafter:
             for row in rows:
                 self._rows.close(row)
 
-    # Texts
-
-    def _leave(self, subscriber: Subscriber) -> None:
-        text = self._texts.pop(subscriber, None)
-        if text is not None:
-            self._busy.pop(subscriber, None)
-            self._kept[subscriber[0]] -= len(text.token_ids)
-            self._close_row(text)
-
-    def _close_row(self, text: ServedText) -> None:
-        if text.row is not None:
-            self._rows.close(text.row)
-            text.row = None
-
-    def _decline(self, subscriber: Subscriber, reason: str, *, retry: bool = False) -> None:
-        self._leave(subscriber)
-        self.declined += 1
-        peer, submission = subscriber
-        self._messages.append((peer, Declined(submission, reason, retry)))
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless the rows are those of the texts."""
-        self._rows.check_integrity()
-        rows = [text.row for text in self._texts.values() if text.row is not None]
-        assert len(rows) == len(set(rows)) == self._rows.open_rows
-        kept: Counter[Peer] = Counter()
-        for subscriber, text in self._texts.items():
-            kept[subscriber[0]] += len(text.token_ids)
-            assert (subscriber in self._busy) == bool(text.readable or text.lookahead)
-            assert text.begin <= text.read <= text.known
-            if text.row is not None:
-                assert self._rows.length(text.row) >= text.read - text.begin
-        assert self._busy.keys() <= self._texts.keys()
-        assert kept == +self._kept
+        self._texts.check_integrity()
 
 
 def _known(values: Mapping[int, Value], place: int) -> list[Value]:
