@@ -21,7 +21,7 @@ from benchmark.harness.cells import Cell
 from benchmark.harness.configuration import Configuration, Settings, with_and_without
 from benchmark.harness.options import add_servers, add_unpinned, parsed, settings_of
 from benchmark.peers import servers
-from benchmark.peers.servers import OWN, Programs
+from benchmark.peers.servers import ALWAYS, OWN, Programs
 from benchmark.queueing import configurations
 from benchmark.worst.cases import CASES
 from sglang_qspec.engine.placement import environment
@@ -36,7 +36,8 @@ def all_of(settings: Settings) -> Iterator[tuple[str, Configuration]]:
     """The name of each benchmark with each of its configurations."""
     for name in configurations.NAMES:
         yield "queue", configurations.configuration(name, settings)
-    for name in OWN:
+    # The start on a GPU reads the checkpoints, and there is none of a head.
+    for name in ALWAYS if settings.on_gpu else OWN:
         yield "peers", servers.configuration(name, settings, Programs(), 16)
     for case in CASES:
         for config in ("none", "adaptive"):

@@ -16,8 +16,14 @@ from sglang_qspec.trie import DraftTrees, Source
 
 MEMORY = 0.02
 """Weight of one judged step-draft token in the moving average `Totals.agreement`."""
-FIRST_AGREEMENT = 0.9
-"""Initial value of `Totals.agreement`."""
+FIRST_AGREEMENT = {
+    AnswerKind.GREEDY: 0.9,
+    AnswerKind.SAMPLED: 0.8,
+    AnswerKind.GRAMMAR: 0.6,
+    AnswerKind.MIXED: 0.8,
+}
+"""Initial values of `Totals.agreement`. The draws of two models differ where their likeliest tokens
+are the same, and a drafter knows no grammar."""
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Totals:
         """Passes that were launched before the host knew the tokens of the last pass."""
         self.kind = AnswerKind.MIXED
         """Kind of the batch of the latest decoding round."""
-        self._agreements = dict.fromkeys(AnswerKind, FIRST_AGREEMENT)
+        self._agreements = dict(FIRST_AGREEMENT)
         """Values of `agreement` by kind."""
 
     @property

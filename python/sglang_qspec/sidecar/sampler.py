@@ -108,8 +108,8 @@ class Sampler:
         """The rows of each kind, in rising order."""
         for row, sampling in enumerate(samplings):
             self._rows[_kind_of(sampling)].append(row)
-        self._seconds = seconds and bool(self._rows[_GREEDY])
-        self._second = torch.empty(0, dtype=torch.int64)
+        self._seconds = seconds
+        self._second: torch.Tensor | None = None
         """Second likeliest tokens of the greedy rows of the latest pass, if they are asked for."""
         self._vocab_size = None if vocab_sizes is None else max(vocab_sizes)
         self._host: dict[str, NDArray[Any]] = {}
@@ -204,7 +204,7 @@ class Sampler:
 
         `tokens` are int64 [n], and `logits`, float [n, vocab], those of the pass.
         """
-        if self._seconds:
+        if self._second is not None:
             tokens = torch.cat((tokens, self._second))
         copied: list[int] = _on_host(tokens).tolist()
         token_ids, second_ids = copied[: self._count], copied[self._count :]
@@ -215,7 +215,7 @@ class Sampler:
             drawn = self._draw_candidates(_at(self._allowed(logits), at))
             for row, (token, each) in zip(rows, drawn, strict=True):
                 token_ids[row], candidates[row] = token, each
-        greedy = self._rows[_GREEDY] if self._seconds else []
+        greedy = [] if self._second is None else self._rows[_GREEDY]
         return Choices(token_ids, candidates, dict(zip(greedy, second_ids, strict=True)))
 
     def _first(self, kind: str, count: int) -> tuple[int, torch.Tensor | None]:
