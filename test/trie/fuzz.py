@@ -115,9 +115,18 @@ class TrieFuzz:
         stream_id = self.random.choice((0, 1, 2, self.random.randrange(1 << 62)))
         token_ids = self.tokens(self.random.choice((1, 4, 60)))
         greedy = self.random.random() < 0.3
+        seconds = [(token + 1) % 7 for token in token_ids] if self.random.random() < 0.5 else []
         before = trie.size
         result = self.store.insert(
-            rid, trie.serial, source, stream_id, base_len, start, token_ids, greedy=greedy
+            rid,
+            trie.serial,
+            source,
+            stream_id,
+            base_len,
+            start,
+            token_ids,
+            second_ids=seconds,
+            greedy=greedy,
         )
         assert not result.refused or trie.size <= before
 
@@ -127,6 +136,7 @@ class TrieFuzz:
             (self.tokens(4), [self.anything() for _ in range(3)], None, 7, "abc", b"ab", {3: 1})
         )
         stream_id, base_len, start = (self.anything() for _ in range(3))
+        second_ids: Any = self.random.choice(([], token_ids, self.tokens(3)))
         with suppress(*REFUSED):
             if self.random.random() < 0.5:
                 source = self.random.choice((Source.QUEUE, Source.STEP))
@@ -134,7 +144,14 @@ class TrieFuzz:
             else:
                 before = trie.size
                 Trie.insert_chunk(  # with any numbers, which `RequestTrie.insert` does not allow
-                    trie, self.anything(), stream_id, base_len, start, token_ids, self.anything()
+                    trie,
+                    self.anything(),
+                    stream_id,
+                    base_len,
+                    start,
+                    token_ids,
+                    second_ids,
+                    self.anything(),
                 )
                 self.store._size += trie.size - before
 
