@@ -42,6 +42,8 @@ class ScriptedModel:
         self.passes: list[tuple[str, int, int]] = []
         self.certainty = 1000.0
         """The logit of the script's token; all other logits are 0."""
+        self.second: Callable[[int], int] | None = None
+        """The second likeliest token, by the script's token; None for none."""
         self.on_pass: Callable[[int], object] = lambda _tokens: None
         """Called at the start of each pass with its number of tokens, to let a test's clock run."""
         self.failures: list[Exception] = []
@@ -84,7 +86,10 @@ class ScriptedModel:
     def _say(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor:
         logits = torch.zeros(len(sequences), self.vocab_size)
         for place, sequence in enumerate(sequences):
-            logits[place, self.script(sequence)] = self.certainty
+            token = self.script(sequence)
+            if self.second is not None:
+                logits[place, self.second(token)] = self.certainty / 2
+            logits[place, token] = self.certainty
         return logits
 
 

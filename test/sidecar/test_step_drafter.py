@@ -31,8 +31,8 @@ def test_a_diverged_request_gets_a_draft_from_its_committed_output() -> None:
 
 
 def test_greedy_step_drafts_carry_second_choices_and_no_other_drafts_do() -> None:
-    """The scripted model holds all other tokens to be equally likely: the lowest id is second."""
     driver = DrafterDriver(ScriptedModel())
+    driver.model.second = lambda token: token + 100
     served(driver)
     served(driver, "b", [7, 8, 9])
     driver.commit("a", 0, [4, 50], max_new_tokens=4)
@@ -42,7 +42,8 @@ def test_greedy_step_drafts_carry_second_choices_and_no_other_drafts_do() -> Non
     driver.commit("a", 2, [51], max_new_tokens=5)
     driver.run()
     for rid in "ab":
-        assert driver.seconds.pop((ONE, rid, FIRST)) == [0] * len(driver.told[ONE, rid, FIRST])
+        told = driver.told[ONE, rid, FIRST]
+        assert driver.seconds.pop((ONE, rid, FIRST)) == [token + 100 for token in told]
     assert not any(driver.seconds.values())
     driver.submit("c", [1, 2, 3], seeded=SeededSampling(1, 1.0, 1 << 30, 1.0, 0.0))
     driver.run()
