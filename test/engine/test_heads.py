@@ -26,9 +26,10 @@ from sglang_qspec.engine.start import checks
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.checkpoint import AnyHead
-from sglang_qspec.heads.config import HeadKind, for_target, read
+from sglang_qspec.heads.config import HeadKind, read
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, Head
+from sglang_qspec.heads.new_config import for_target
 from sglang_qspec.link import PrivateEndpoint
 from sglang_qspec.tools.train_head.command import Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import HeadKind, default_layers, digest, for_target, is_head, read
+from sglang_qspec.heads.config import HeadKind, default_layers, digest, is_head, read
+from sglang_qspec.heads.new_config import for_target
 from test.heads.tiny import EAGLE2, SHAPE
 
 GIVEN = {**for_target(SHAPE, 80).fields}

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_qspec.heads.config import HeadConfig, HeadKind, for_target, medusa_for_target
+from sglang_qspec.heads.config import HeadConfig, HeadKind
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
+from sglang_qspec.heads.new_config import for_target, medusa_for_target
 
 VOCAB, END = 260, 258
 SHAPE = {

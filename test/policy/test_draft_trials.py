@@ -8,12 +8,10 @@ import pytest
 
 from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse
 from sglang_qspec.policy.draft_trials import (
-    FORECAST_EVERY,
     PATIENCE_S,
     SETTLE_S,
     WARM_UP_S,
 )
-from sglang_qspec.policy.forecast import Forecast
 from sglang_qspec.policy.trial_level import FEWEST, LONGEST_GAP, LOSS, WINDOW_S
 from test.policy.trial_loads import (
     ALL,
@@ -143,18 +141,6 @@ def test_batches_begin_with_the_decision_of_other_sizes_of_their_kind(
     assert share(serve(trials, rates(100, 100), 2.0, requests=2, kind=begun), first) > 0.8
 
 
-@pytest.mark.parametrize(("worth_at_16", "first"), [(0.6, TEXTS), (1.4, ALL)])
-def test_a_new_size_begins_with_what_is_forecast_of_the_difference(
-    worth_at_16: float, first: DraftUse
-) -> None:
-    """With four requests drafts were measured to be worth 1.5 times the target's cores."""
-    worth = {4: 1.5, 16: worth_at_16}
-    trials = DraftTrials(2.0, lambda requests: Forecast(100 * worth.get(requests, 1.5), 100))
-    list(serve(trials, rates(150, 100, 90), 60, requests=4))
-    trials.arrive()
-    assert share(serve(trials, rates(100, 100, 90), 1.0, requests=16), first) > 0.7
-
-
 def test_one_lucky_trial_does_not_outweigh_what_was_measured_before_it() -> None:
     """Lookups come in bursts."""
     trials = DraftTrials(2.0)
@@ -201,73 +187,6 @@ def test_few_requests_begin_with_cores_for_the_sidecar_and_many_with_all_cores()
     assert share(serve(trials, rates(150, 100), 1.5, requests=4)) < 0.5
     list(serve(trials, rates(150, 100), 30, requests=4))
     assert share(serve(trials, rates(150, 100), 100, requests=4)) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("predicted", "first"), [(0.5, TEXTS), (0.95, TEXTS), (1.1, TEXTS), (1.25, ALL), (2.0, ALL)]
-)
-def test_only_a_clear_forecast_takes_cores_from_the_target(
-    predicted: float, first: DraftUse
-) -> None:
-    trials = DraftTrials(2.0, lambda requests: Forecast(predicted * requests, 1.0 * requests))
-    assert share(serve(trials, rates(20, 20), 1.5), first) == 1.0
-
-
-def test_what_is_forecast_to_pay_a_little_is_tried_within_half_a_minute() -> None:
-    trials = DraftTrials(2.0, lambda requests: Forecast(110.0 * requests, 100.0 * requests))
-    load = {ALL: 130.0, TEXTS: 100.0, NONE: 100.0}
-    list(serve(trials, load, 30, requests=1, drafted=0.5))
-    assert share(serve(trials, load, 60, requests=1, drafted=0.5)) > 0.9
-
-
-def test_the_first_trial_of_drafts_that_lose_comes_when_it_loses_little() -> None:
-    """A third of the tokens of two seconds is one percent of those of 67 seconds."""
-    load = rates(67, 100, 100)
-    found = list(serve(DraftTrials(2.0, lambda _: Forecast(67, 100)), load, 400, requests=10))
-    assert ALL in found
-    before = found.index(ALL) * PASS_S
-    assert before * LOSS > 0.33 * (WARM_UP_S[ALL] + WINDOW_S[ALL] / 3) * 0.9
-    better = DraftTrials(2.0, lambda _: Forecast(84, 100))
-    sooner = list(serve(better, load, 400, requests=10))
-    assert sooner.index(ALL) * PASS_S < before
-
-
-def test_drafts_that_were_begun_end_when_the_forecast_has_become_clear() -> None:
-    """The first passes tell how slow the target is without the sidecar's cores."""
-    known = False
-    trials = DraftTrials(2.0, lambda _: Forecast(10, 20) if known else None)
-    load = rates(10, 20)
-    assert share(serve(trials, load, 0.5)) == 1.0
-    known = True
-    list(serve(trials, load, FORECAST_EVERY * PASS_S))
-    assert share(serve(trials, load, 30)) == 0.0
-
-
-def test_texts_that_give_much_keep_the_cores_from_drafts_that_would_give_less() -> None:
-    """Here lookups give 3 tokens in a pass, and a forecast of 1.5 times says nothing of them."""
-    load = {ALL: 16.0, TEXTS: 30.0, NONE: 10.0}
-    trials = DraftTrials(2.0, lambda requests: Forecast(15.0 * requests, 10.0 * requests))
-    list(serve(trials, load, 60, requests=1))
-    begun = DraftTrials(2.0, lambda requests: Forecast(15.0 * requests, 10.0 * requests))
-    begun._gains = dict(trials._gains)
-    assert share(serve(trials, load, 200, requests=1), TEXTS) > 0.95
-    assert share(serve(begun, load, 1.5, requests=1), TEXTS) == 1.0
-
-
-def test_what_was_forecast_is_tried_when_it_is_better_than_what_texts_give() -> None:
-    predicted = 9.0
-    trials = DraftTrials(2.0, lambda requests: Forecast(predicted * requests, 10.0 * requests))
-    load = {ALL: 20.0, TEXTS: 10.0, NONE: 10.0}
-    assert share(serve(trials, load, 10, requests=1), TEXTS, NONE) == 1.0
-    predicted = 20.0
-    assert share(serve(trials, load, 10, requests=1, drafted=0.5)) > 0.7
-
-
-def test_measured_drafts_do_not_follow_the_forecast() -> None:
-    trials = DraftTrials(2.0)
-    list(serve(trials, rates(150, 100), 60))
-    trials._forecast = lambda _: Forecast(50, 100)
-    assert share(serve(trials, rates(150, 100), 60)) > 0.7
 
 
 def test_more_requests_begin_with_cores_for_the_sidecar_if_the_target_keeps_most_cores() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +41,18 @@ from sglang_qspec.sidecar.options import parser
 from test.fuzz.frames import Frames
 from test.heads.tiny import (
     VOCAB,
-    Drafting,
-    random_eagle2,
     random_head,
-    random_medusa,
-    write_target,
 )
-
-PEER = Peer("server", b"1", VOCAB)
-WIDTH = 64
-TEXT = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-STATES = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(6)).bfloat16()
-
-
-def written(folder: Path, kind: HeadKind) -> tuple[Path, Path]:
-    """Folders of a head of this kind and its target."""
-    made: dict[HeadKind, Callable[[], AnyHead]] = {
-        HeadKind.EAGLE3: random_head,
-        HeadKind.EAGLE2: random_eagle2,
-        HeadKind.MEDUSA: random_medusa,
-    }
-    (folder / "head").mkdir()
-    checkpoint.save(made[kind](), folder / "head", torch.float32)
-    return folder / "head", write_target(folder / "target")
+from test.sidecar.head_reference import (
+    PEER,
+    STATES,
+    TEXT,
+    WIDTH,
+    choices_of,
+    drafts_of,
+    load,
+    written,
+)
 
 
 @pytest.fixture(scope="module", params=HeadKind, ids=lambda kind: kind.name)
@@ -80,15 +69,6 @@ def eagle(
 ) -> tuple[Path, Path]:
     """Folders of an EAGLE head, which has attention and reads weights of its target."""
     return written(tmp_path_factory.mktemp("models"), request.param)
-
-
-def load(folders: tuple[Path, Path], kv_slots: int = 300) -> HeadRunner:
-    """Load the head as a sidecar does."""
-    given = [f"--model-path={folders[0]}", f"--target-path={folders[1]}", "--endpoint=ipc:///tmp/x"]
-    limits = [f"--max-total-tokens={kv_slots}", "--slots=4", "--context-length=64"]
-    model, _ = service._models(parser().parse_args([*given, *limits]), "cpu")
-    assert isinstance(model, HeadRunner)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -117,38 +97,6 @@ def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     if isinstance(head, Eagle2Head):
         head.lm_head = target.lm_head.weight
     return head, target.model.embed_tokens.weight
-
-
-def choices_of(
-    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
-) -> list[list[int]]:
-    """The greedy draft of `count` tokens behind the first `length` tokens of TEXT.
-
-    Each has the likeliest token and the second likeliest. The head has the states from `begin` on.
-    """
-    head, embedding = reference
-    if isinstance(head, MedusaHeads):
-        with torch.inference_mode():
-            newest = STATES[length - 2].float()
-            drafted = [head.logits(head.output(newest, number), number) for number in range(count)]
-        return [logits.topk(2).indices.tolist() for logits in drafted]
-    drafting = Drafting(head, embedding)
-    found: list[list[int]] = []
-    with torch.inference_mode():
-        for place in range(begin, length - 1):
-            output = drafting.row(TEXT[place + 1], STATES[place].float())
-        while True:
-            found.append(head.target_ids[head.logits(output).topk(2).indices].tolist())
-            if len(found) == count:
-                return found
-            output = drafting.row(found[-1][0], output)
-
-
-def drafts_of(
-    reference: tuple[AnyHead, torch.Tensor], length: int, count: int, begin: int = 0
-) -> list[int]:
-    """The likeliest tokens of `choices_of`."""
-    return [first for first, _ in choices_of(reference, length, count, begin)]
 
 
 def states(begin: int, end: int, submission: int = 1) -> States:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from sglang_qspec.trie import Insertion, RequestTrie, Source, TrieLimits, Trust
@@ -10,9 +12,11 @@ LIMITS = TrieLimits(vocab_size=1000)
 FIRST, SECOND = [5, 6, 7], [15, 16, 17]
 
 
-def drafted(trust: Trust | None = None, **options: object) -> RequestTrie:
+def drafted(
+    trust: Trust | None = None, *, sources: Collection[Source] = tuple(Source)
+) -> RequestTrie:
     """A request with a step draft and its second choices."""
-    trie = RequestTrie([1], LIMITS, trust=trust, **options)  # type: ignore[arg-type]
+    trie = RequestTrie([1], LIMITS, trust=trust, sources=sources)
     assert trie.insert(Source.STEP, 1, 0, 0, FIRST, second_ids=SECOND) is Insertion.ADDED
     return trie
 

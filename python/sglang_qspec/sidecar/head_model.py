@@ -48,9 +48,9 @@ class HeadModel(HeadRunner):
         self._values = torch.zeros_like(self._keys)
 
     def _of_target(self, name: str) -> Tensor:
-        """The first weight of the target whose name ends with `name`, [vocab, width].
+        """The target's weight [vocab, width] with a name that ends in `name`, the first of several.
 
-        Raises ConfigError if there is none, or if it has another shape.
+        Raises ConfigError if the target has none, or if it has another shape.
         """
         folder, config = self._options.target, self._head.config
         found = _find(folder, name)
@@ -147,7 +147,7 @@ class HeadModel(HeadRunner):
 
 
 def _find(target: Path, ending: str) -> Tensor | None:
-    """The first weight of a checkpoint whose name has this ending; None if there is none."""
+    """The first weight in a checkpoint with a name that ends in `ending`; None without one."""
     for path in sorted(target.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the object has no __iter__

@@ -127,10 +127,10 @@ class HeadRunner(ABC):
         `hidden` is `HeadOutput.hidden` of these rows. Raises DraftModelError as `extend`.
         """
 
-    def unload(self) -> None:  # noqa: B027 - heads need nothing here
+    def unload(self) -> None:  # noqa: B027 - draft models need it, heads do not
         """Does nothing: the process holds nothing else."""
 
-    def report_memory(self) -> None:  # noqa: B027 - nor here
+    def report_memory(self) -> None:  # noqa: B027 - draft models need it, heads do not
         """Does nothing: a head takes no memory beside its weights and its KV."""
 
     def _states(self, states: NDArray[np.int16]) -> Tensor:

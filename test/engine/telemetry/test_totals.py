@@ -2,6 +2,7 @@
 
 import pytest
 
+from sglang_qspec.policy import AnswerKind
 from sglang_qspec.policy.totals import FIRST_AGREEMENT, Totals
 from sglang_qspec.trie import DraftTree, DraftTrees, Source
 
@@ -36,6 +37,15 @@ def test_drafts_of_other_sources_say_nothing_of_step_drafts() -> None:
     totals.record(DraftTrees.of([chain(QUEUE, QUEUE)], 4), [[]])
     totals.record(DraftTrees.of([chain()], 1), [[]])
     assert totals.agreement == FIRST_AGREEMENT[totals.kind]
+
+
+def test_each_kind_of_answers_begins_with_an_agreement_of_its_own() -> None:
+    totals, found = Totals(), []
+    for kind in (AnswerKind.GREEDY, AnswerKind.SAMPLED, AnswerKind.GRAMMAR):
+        totals.kind = kind
+        found.append(totals.agreement)
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 3
 
 
 def test_passes_are_summed_by_pipeline() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.heads.config import for_target
 from sglang_qspec.heads.model import Head
+from sglang_qspec.heads.new_config import for_target
 from sglang_qspec.tools.doctor import models as checks
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.checks import CHECKS

@@ -221,11 +221,9 @@ class RowAttention {
       for (; i + TILE <= count; i += TILE) {
         dots<TILE>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded, block == 0);
       }
-      if (i == count) continue;
-      with_constant<TILE>(count - i, [&](auto queries) {
-        dots<queries.value>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded,
-                            block == 0);
-      });
+      for (; i < count; ++i) {
+        dots<1>(turned, scaled + i * dim_ + block, scores + i * padded + p, padded, block == 0);
+      }
     }
   }
 

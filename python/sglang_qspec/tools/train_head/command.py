@@ -15,12 +15,8 @@ from typing import Any
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
-from sglang_qspec.heads.config import (
-    HeadConfig,
-    eagle2_for_target,
-    for_target,
-    medusa_for_target,
-)
+from sglang_qspec.heads.config import HeadConfig
+from sglang_qspec.heads.new_config import eagle2_for_target, for_target, medusa_for_target
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.models.cache import build_folder
 from sglang_qspec.tools.models.files import check_new, read_config, write_json
