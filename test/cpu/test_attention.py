@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_qspec.cpu.attention import Heads, attend_block, attend_rows, plan_rows
+from sglang_qspec.cpu.attention import BlockPlan, Heads, attend_block, attend_rows, plan_rows
 
 _SLOTS, _KV_HEADS, _HEADS, _DIM = 200, 2, 6, 8
 _SHARING = Heads(_KV_HEADS, _HEADS // _KV_HEADS)
@@ -93,20 +93,25 @@ def test_a_sliding_window_masks_older_positions(
 
 @pytest.mark.parametrize(("prefix", "new"), [(0, 1), (0, 9), (13, 4), (40, 1), (5, 60)])
 @pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kept", [0, 2**20])
 def test_an_extend_is_causal_after_its_cached_prefix(
-    prefix: int, new: int, window: int | None, cache: tuple[torch.Tensor, torch.Tensor],
+    prefix: int, new: int, window: int | None, kept: int, cache: tuple[torch.Tensor, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("sglang_qspec.cpu.attention._QUERY_BLOCK", 16)
+    monkeypatch.setattr("sglang_qspec.cpu.attention._MOST_KEPT", kept)
     slots = _requests([prefix + new])[0].long()
     query = _query(new)
-    output = attend_block(query, *cache, slots, _DIM**-0.5, window)
+    plan = BlockPlan(slots, new, _SHARING, torch.float32, window)
     place = torch.arange(prefix + new)
     own = torch.arange(prefix, prefix + new).unsqueeze(1)
     seen = place <= own
     if window is not None:
         seen &= place >= own - window
-    torch.testing.assert_close(output, _naive(query, cache[0][slots], cache[1][slots], seen))
+    expected = _naive(query, cache[0][slots], cache[1][slots], seen)
+    for _ in range(2):  # two layers share the plan
+        output = attend_block(plan, query, *cache, _DIM**-0.5)
+        torch.testing.assert_close(output, expected)
 
 
 def test_bfloat16_stays_close_to_float32(cache: tuple[torch.Tensor, torch.Tensor]) -> None:

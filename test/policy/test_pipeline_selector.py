@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sglang_qspec.policy import PassCost, PassTimes, PipelinePlan, PipelineSelector
-from sglang_qspec.policy.pipeline_selector import PERIOD, VOTES
+from sglang_qspec.policy.pipeline_selector import LONGEST_PERIOD, PERIOD, VOTES
 
 SETTLED = PERIOD * (VOTES + 1)
 GOOD, BAD = 0.97, 0.5
@@ -117,3 +117,17 @@ def test_halves_limit_the_width_to_what_pays_unless_the_width_is_fixed(
         propose(selector, 8, BAD, steps, widest=16, fixed=fixed)
     assert selector.plan(8, "halves", 16) == PipelinePlan("halves", width)
     assert selector.plan(8, "ahead", 16) == PipelinePlan("ahead", 16)
+
+
+def test_comparisons_become_rare_while_the_first_pipeline_wins() -> None:
+    compared: list[None] = []
+
+    def splits() -> bool:
+        compared.append(None)
+        return True
+
+    selector = PipelineSelector(times(FLAT, 0.04))
+    proposed(selector, 8, GOOD, step=0.01, rounds=4 * LONGEST_PERIOD, splits=splits)
+    before = len(compared)
+    proposed(selector, 8, GOOD, step=0.01, rounds=4 * LONGEST_PERIOD, splits=splits)
+    assert len(compared) - before == 4

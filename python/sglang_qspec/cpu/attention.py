@@ -10,6 +10,7 @@ whole pass. `attend_block` serves long prompts, one request at a time.
 Heads that share a key (grouped-query attention) are rows of one matrix product.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,10 @@ kernel for each new half-precision shape, and the compilation takes longer than 
 
 _QUERY_BLOCK = 512
 """Maximum number of query rows per call of the fused kernel in a long extend; limits its mask."""
+
+_MOST_KEPT = 2**20
+"""Maximum number of elements of the masks of a `BlockPlan` that all layers share. Larger ones are
+made in each layer, which then takes much longer than its mask."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """The kernel behind `scaled_dot_product_attention`, which also returns the logarithms of the
@@ -193,27 +198,64 @@ def _capped(
     return torch.matmul(scores.softmax(-1), value), scores.float().logsumexp(-1)
 
 
+class BlockPlan:
+    """The new tokens of one request, whose attention is computed in blocks of query rows.
+
+    Layers with the same heads, dtype and window share a plan.
+    """
+
+    def __init__(
+        self, slots: Tensor, new: int, heads: Heads, dtype: torch.dtype, window: int | None = None
+    ) -> None:
+        """`slots` int64 [T] are the cache slots of all positions; the last `new` are new."""
+        self.slots = slots
+        self.is_whole = new == len(slots) and window is None
+        """Whether all positions are new, and each sees all before it."""
+        self._new = new
+        self._heads = heads
+        self._dtype = dtype
+        self._window = window
+        self._kept: list[RowPlan] | None = None
+        """The plan of each block; None if their masks are too large to be kept, or before use."""
+
+    def blocks(self) -> Iterable[RowPlan]:
+        """The plan of each block of at most _QUERY_BLOCK query rows."""
+        if self._kept is not None:
+            return self._kept
+        if self._new * self._heads.group * len(self.slots) > _MOST_KEPT:
+            return self._planned()
+        self._kept = list(self._planned())
+        return self._kept
+
+    def _planned(self) -> Iterator[RowPlan]:
+        end = len(self.slots) - self._new
+        for rows in torch.arange(self._new).split(_QUERY_BLOCK):
+            begin = 0 if self._window is None else max(0, end - self._window)
+            end += len(rows)
+            causal = torch.ones(1, len(rows), len(rows), dtype=torch.bool).tril()
+            near, lens = self.slots[begin:end].unsqueeze(0), torch.tensor([end - begin])
+            place = (near, lens, len(rows), self._heads, self._dtype)
+            yield plan_rows(*place, causal, self._window)
+
+
 def attend_block(
+    plan: BlockPlan,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
     scale: float,
-    window: int | None = None,
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute the causal attention of the last n positions of one request.
+    """Compute the causal attention of the new tokens of one request.
 
-    `query` [n, heads, head_dim] belongs to the last n of the T positions; `slots` int64 [T] are the
-    cache slots of all. The other arguments are as in `attend_rows`. The work is proportional to n *
-    T, or to n times the `window`. Returns [n, heads, value_dim].
+    `query` [n, heads, head_dim] belongs to the new tokens of `plan`. The other arguments are as in
+    `attend_rows`. The work is proportional to n * T, or to n times the window. Returns [n, heads,
+    value_dim].
     """
-    new, total = query.shape[0], slots.shape[0]
-    heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
-    if new == total and window is None and cap == 0.0 and sinks is None:
+    if plan.is_whole and cap == 0.0 and sinks is None:
         key, value = (
-            buffer.index_select(0, slots).to(query.dtype).transpose(0, 1).unsqueeze(0)
+            buffer.index_select(0, plan.slots).to(query.dtype).transpose(0, 1).unsqueeze(0)
             for buffer in (keys, values)
         )
         output = scaled_dot_product_attention(
@@ -222,17 +264,9 @@ def attend_block(
             value,
             is_causal=True,
             scale=scale,
-            enable_gqa=heads.group > 1,
+            enable_gqa=query.shape[1] > keys.shape[1],
         )
         return output.squeeze(0).transpose(0, 1)
-    parts = []
-    end = total - new
-    for rows in query.split(_QUERY_BLOCK):
-        begin = 0 if window is None else max(0, end - window)
-        end += len(rows)
-        causal = torch.ones(1, len(rows), len(rows), dtype=torch.bool).tril()
-        lens = torch.tensor([end - begin])
-        near = slots[begin:end].unsqueeze(0)
-        plan = plan_rows(near, lens, len(rows), heads, query.dtype, causal, window)
-        parts.append(attend_rows(plan, rows, keys, values, scale, cap, sinks)[0])
+    blocks = zip(plan.blocks(), query.split(_QUERY_BLOCK), strict=True)
+    parts = [attend_rows(block, rows, keys, values, scale, cap, sinks)[0] for block, rows in blocks]
     return torch.cat(parts)

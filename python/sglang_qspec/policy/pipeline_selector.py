@@ -16,7 +16,10 @@ from sglang_qspec.policy.width import LADDER
 FIRST = "ahead"
 """Pipeline while no other one is proposed, and for a batch that cannot be split into halves."""
 PERIOD = 16
-"""Rounds between two comparisons of the pipelines."""
+"""Rounds between two comparisons of the pipelines, at first and while another one wins."""
+LONGEST_PERIOD = 128
+"""Maximum number of rounds between two comparisons. A comparison takes milliseconds, so each one
+that `FIRST` wins doubles the number."""
 MARGIN = 1.1
 """Factor by which another pipeline must be predicted to be faster than `FIRST`."""
 VOTES = 3
@@ -38,8 +41,10 @@ class PipelinePlan:
 class _Log:
     """Predictions and votes for batch sizes of one binary order of magnitude."""
 
-    rounds: int = 0
-    """Rounds served so far."""
+    due: int = PERIOD
+    """Rounds until the next comparison."""
+    period: int = PERIOD
+    """Rounds between the next two comparisons."""
     rival: str = FIRST
     """Last pipeline that was predicted to be faster by `MARGIN`."""
     votes: int = 0
@@ -82,8 +87,8 @@ class PipelineSelector:
         if requests < 2 or widest < 2 or not step_times:
             return FIRST
         log = self._logs.setdefault(requests.bit_length(), _Log())
-        log.rounds += 1
-        if log.rounds % PERIOD == 0:
+        log.due -= 1
+        if log.due == 0:
             widths = (widest,) if fixed else (*(w for w in LADDER[1:] if w < widest), widest)
             step, times = Curve.through(step_times), self._times.seconds
             found = fastest(
@@ -93,6 +98,7 @@ class PipelineSelector:
             if not splits():
                 del found["halves"]
             _vote(log, {pipeline: rate for pipeline, (rate, _) in found.items()})
+            log.due = log.period
         return log.rival if log.votes >= VOTES else FIRST
 
     def plan(self, requests: int, pipeline: str, widest: int) -> PipelinePlan:
@@ -111,6 +117,8 @@ def _vote(log: _Log, expected: Mapping[str, float]) -> None:
     rival = max(expected, key=expected.__getitem__)
     if expected[rival] < MARGIN * expected[FIRST]:
         log.rival, log.votes = FIRST, 0
+        log.period = min(2 * log.period, LONGEST_PERIOD)
     else:
+        log.period = PERIOD
         log.votes = log.votes + 1 if rival == log.rival else 1
         log.rival = rival

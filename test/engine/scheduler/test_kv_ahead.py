@@ -23,9 +23,11 @@ class Request:
 
 
 class Scheduler:
-    """SGLang's reservation, and its order of events with overlap."""
+    """SGLang's reservation, and its order of events."""
 
     def __init__(self) -> None:
+        self.overlap = True
+        self.penalizes = False
         self.reqs = [Request(), Request()]
         self.uncounted: dict[Request, int] = {}
         """Tokens of the last pass."""
@@ -44,20 +46,30 @@ class Scheduler:
     def round(self, tokens: int = 1, *, early: bool = True) -> bool:
         """A pass that gives `tokens` tokens of each request; whether SGLang reserved slots."""
         before = self.reservations
-        batch = SimpleNamespace(reqs=self.reqs, maybe_evict_swa=lambda: None)
+        batch = self.batch()
         required = kv_ahead.tokens_required(self._missing, batch)
         kv_ahead.prepare(self._reserve, batch)
         assert not self._missing(batch) or self.reservations == before
         assert self.reservations > before or required == 0
-        kv_ahead.note_pass(early=early)
+        if self.overlap:
+            kv_ahead.note_pass(one_slot=early)
         for req in self.reqs:
             # A pass may always turn out to be the longest.
             assert req.true + LONGEST <= req.allocated
             req.true += tokens
+        if not self.overlap:
+            self.uncounted = dict.fromkeys(self.reqs, tokens)
         for req, uncounted in self.uncounted.items():
             req.committed += uncounted
-        self.uncounted = dict.fromkeys(self.reqs, tokens)
+        self.uncounted = dict.fromkeys(self.reqs, tokens) if self.overlap else {}
+        if not self.overlap:
+            kv_ahead.note_pass(one_slot=tokens == 1)
         return self.reservations > before
+
+    def batch(self) -> Any:
+        penalties = SimpleNamespace(is_required=self.penalizes)
+        info = SimpleNamespace(penalizer_orchestrator=penalties)
+        return SimpleNamespace(reqs=self.reqs, sampling_info=info, maybe_evict_swa=lambda: None)
 
 
 @pytest.fixture
@@ -84,6 +96,21 @@ def test_a_pass_with_drafts_reserves_before_the_next_one(scheduler: Scheduler) -
     assert [scheduler.round(), scheduler.round()] == [True, False]
 
 
+def test_without_overlap_all_passes_without_drafts_share_a_reservation(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.overlap = False
+    assert [scheduler.round() for _ in range(5)] == [True, False, False, False, True]
+    assert not scheduler.round(LONGEST)  # the slots are there
+    assert [scheduler.round(), scheduler.round()] == [True, False]
+
+
+def test_requests_with_penalties_reserve_before_each_pass(scheduler: Scheduler) -> None:
+    scheduler.round()
+    scheduler.penalizes = True
+    assert [scheduler.round() for _ in range(3)] == [True] * 3
+
+
 def test_other_requests_reserve_at_once(scheduler: Scheduler) -> None:
     scheduler.round()
     scheduler.reqs = [*scheduler.reqs, Request()]
@@ -95,5 +122,5 @@ def test_other_requests_reserve_at_once(scheduler: Scheduler) -> None:
 
 def test_a_part_of_a_batch_is_counted_as_sglang_counts_it(scheduler: Scheduler) -> None:
     scheduler.round()
-    batch: Any = SimpleNamespace(reqs=scheduler.reqs)
+    batch = scheduler.batch()
     assert kv_ahead.tokens_required(lambda _, indices: len(indices), batch, [0]) == 1

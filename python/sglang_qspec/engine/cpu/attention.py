@@ -18,7 +18,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_qspec.cpu.attention import Heads, attend_block
+from sglang_qspec.cpu.attention import BlockPlan, Heads, attend_block
 from sglang_qspec.cpu.pass_plan import PassPlan, attend_pass, may_share, plan_pass
 from sglang_qspec.cpu.row_attention import RowAttention, can_attend
 from sglang_qspec.cpu.row_ops import can_run, store_rows
@@ -191,13 +191,14 @@ class _Batch:
         self._kv_lens, self._new_lens, self._visible = kv_lens, new_lens, visible
         self._slots = req_to_token[forward_batch.req_pool_indices.long(), : int(kv_lens.max())]
         self._plans: dict[tuple[Any, ...], PassPlan] = {}
+        self._blocks: dict[tuple[Any, ...], list[BlockPlan]] = {}
         self._rows: dict[tuple[Any, ...], RowAttention | None] = {}
 
     def over(self, translate: Callable[[Tensor], Tensor]) -> _Batch:
         """The same pass over other slots. A slot outside all windows may have no translation."""
         other = copy.copy(self)
         other._slots = translate(self._slots.long())
-        other._plans, other._rows = {}, {}
+        other._plans, other._blocks, other._rows = {}, {}, {}
         return other
 
     def attend(
@@ -210,16 +211,14 @@ class _Batch:
     ) -> Tensor:
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         cap, scale = float(layer.logit_cap), layer.scaling
+        heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
         if self._in_blocks:
-            lens = self._kv_lens.tolist()
+            plans = self._block_plans(heads, query.dtype, window)
             results = [
-                attend_block(part, keys, values, slots[:total].long(), scale, window, cap, sinks)
-                for part, slots, total in zip(
-                    query.split(self._new_lens), self._slots, lens, strict=True
-                )
+                attend_block(plan, part, keys, values, scale, cap, sinks)
+                for plan, part in zip(plans, query.split(self._new_lens), strict=True)
             ]
             return results[0] if len(results) == 1 else torch.cat(results)
-        heads = Heads(keys.shape[1], query.shape[1] // keys.shape[1])
         if window is None and cap == 0.0 and sinks is None:
             compiled = self._row_attention(heads, query, keys, values, scale)
             if compiled is not None:
@@ -239,6 +238,18 @@ class _Batch:
             place = (self._slots, self._kv_lens, self._new_lens, heads, query.shape[2], scale)
             self._rows[kind] = RowAttention(*place, self._visible) if fits else None
         return self._rows[kind]
+
+    def _block_plans(self, heads: Heads, dtype: torch.dtype, window: int | None) -> list[BlockPlan]:
+        """The plan of each request, as `_plan` for long extends."""
+        kind = (heads, dtype, window)
+        if kind not in self._blocks:
+            self._blocks[kind] = [
+                BlockPlan(slots[:total].long(), new, heads, dtype, window)
+                for slots, total, new in zip(
+                    self._slots, self._kv_lens.tolist(), self._new_lens, strict=True
+                )
+            ]
+        return self._blocks[kind]
 
     def _plan(self, heads: Heads, dtype: torch.dtype, window: int | None) -> PassPlan:
         """The plan of a layer. Layers with the same heads, dtype and window share one."""

@@ -29,7 +29,7 @@ def decide(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     if isinstance(future_map, LastTokens) and isinstance(scheduler.model_worker, QSpecWorker):
         future_map.known = None  # for a worker that fails
         future_map.known = scheduler.model_worker.launches_early(batch)
-        kv_ahead.note_pass(early=future_map.known is not None)
+        kv_ahead.note_pass(one_slot=future_map.known is not None)
 
 
 def isolate(

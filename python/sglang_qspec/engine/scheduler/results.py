@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_qspec.engine.passes.worker import QSpecWorker
-from sglang_qspec.engine.scheduler import endings
+from sglang_qspec.engine.scheduler import endings, kv_ahead
 
 
 def settle(scheduler: Any, batch: Any, result: Any) -> None:
@@ -20,6 +20,8 @@ def settle(scheduler: Any, batch: Any, result: Any) -> None:
     if not isinstance(worker, QSpecWorker):
         return
     plain = batch.forward_mode.is_decode() and result.speculative_num_draft_tokens == 1
+    if not scheduler.enable_overlap:
+        kv_ahead.note_pass(one_slot=plain)
     endings.watch(batch.reqs, plain=plain, early=worker.is_early(result))
     # With the overlap scheduler `batch` is a copy for this call.
     if plain and scheduler.enable_overlap and not batch.has_grammar and not batch.return_logprob:
