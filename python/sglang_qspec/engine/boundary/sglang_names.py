@@ -83,8 +83,10 @@ _IMPORTED = {
     "sglang.srt.layers.rotary_embedding.base": ("RotaryEmbedding",),
     "sglang.srt.layers.vocab_parallel_embedding": ("ParallelLMHead", "VocabParallelEmbedding"),
     "sglang.srt.layers.sampler": (
+        "Sampler._preprocess_logits",
         "Sampler._sample_from_probs",
         "Sampler._sync_token_ids_across_tp",
+        "Sampler.forward",
         "apply_custom_logit_processor",
     ),
     "sglang.srt.lora.backend.lora_registry": ("register_lora_backend",),

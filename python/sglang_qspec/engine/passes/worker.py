@@ -46,7 +46,7 @@ from sglang_qspec.engine.passes.launcher import Launcher
 from sglang_qspec.engine.passes.leader import Leader, speculator_of
 from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
 from sglang_qspec.engine.passes.outputs import check_lengths
-from sglang_qspec.engine.passes.sample import grammar
+from sglang_qspec.engine.passes.sample import grammar, greedy
 from sglang_qspec.engine.passes.sample import seeds as sampling_seeds
 from sglang_qspec.engine.passes.settlement import Settlement
 from sglang_qspec.engine.passes.states import TargetStates
@@ -106,6 +106,7 @@ class QSpecWorker(BaseSpecWorker):
         self._lineup = Lineup([])
         """The requests of the last batch that `launches_early` got."""
         sampling_seeds.install()
+        greedy.install()
         grammar.install(get_exec().kernel.grammar_backend)
 
     # The methods that SGLang calls on its NGRAM worker.
