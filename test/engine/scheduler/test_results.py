@@ -11,7 +11,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes.worker import QSpecWorker
-from sglang_qspec.engine.scheduler import results
+from sglang_qspec.engine.scheduler import kv_ahead, results
 from sglang_qspec.engine.speculator import Speculator
 
 
@@ -107,6 +107,21 @@ def test_sglang_counts_the_tokens_of_other_passes(
     assert batch.spec_algorithm == "QSPEC"
     assert batch.reqs[0].kv.kv_committed_len == 7
     assert not scheduler.counted
+
+
+def test_without_overlap_the_kv_slots_that_a_pass_takes_are_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass with drafts, and a prefill, may take more than one slot of a request."""
+    noted: list[bool] = []
+    monkeypatch.setattr(kv_ahead, "note_pass", lambda *, one_slot: noted.append(one_slot))
+    scheduler = Scheduler(overlap=False)
+    scheduler.process(request())
+    scheduler.process(request(), width=4)
+    scheduler.process(request(), forward_mode=ForwardMode.EXTEND)
+    assert noted == [True, False, False]
+    Scheduler(overlap=True).process(request())
+    assert len(noted) == 3
 
 
 def test_our_search_for_the_end_replaces_sglangs_where_it_finds_another_one() -> None:
