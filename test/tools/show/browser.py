@@ -81,7 +81,9 @@ class Page:
         """Send a prompt, and wait for the end of the answer if it is to be `finished`."""
         field = self.named("prompt")
         field.clear()
-        field.send_keys(prompt)
+        field.click()
+        # `send_keys` refuses characters beyond the basic multilingual plane, such as emoji.
+        self.driver.execute_cdp_cmd("Input.insertText", {"text": prompt})
         if compare != self.named("compare").is_selected():
             self.named("compare").click()
         self.named("send").click()
