@@ -199,9 +199,9 @@ def _capped(
 
 
 class BlockPlan:
-    """The new tokens of one request, whose attention is computed in blocks of query rows.
+    """The plan of one request's long extend, in blocks of query rows.
 
-    Layers with the same heads, dtype and window share a plan.
+    Layers with the same heads, dtype and window share it.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
 
 
 def tokens(params: dict[str, Any]) -> list[int]:
-    """A token for each of some requests, whose logits have ties."""
+    """One token for each of COUNT requests. Their logits have ties."""
     batch = Batch([Request(params, number) for number in range(COUNT)])
     logits = torch.randint(0, 3, (COUNT, toy.VOCAB), generator=torch.Generator().manual_seed(1))
     output: Any = SimpleNamespace(next_token_logits=logits.float())

@@ -57,11 +57,11 @@ class Scheduler:
             # A pass may always turn out to be the longest.
             assert req.true + LONGEST <= req.allocated
             req.true += tokens
-        if not self.overlap:
-            self.uncounted = dict.fromkeys(self.reqs, tokens)
-        for req, uncounted in self.uncounted.items():
-            req.committed += uncounted
-        self.uncounted = dict.fromkeys(self.reqs, tokens) if self.overlap else {}
+        taken = dict.fromkeys(self.reqs, tokens)
+        # With overlap SGLang counts the tokens of the last pass, otherwise those of this one.
+        counted, self.uncounted = (self.uncounted, taken) if self.overlap else (taken, {})
+        for req, count in counted.items():
+            req.committed += count
         if not self.overlap:
             kv_ahead.note_pass(one_slot=tokens == 1)
         return self.reservations > before
