@@ -22,7 +22,7 @@ from test.sidecar.resident import check_memory
 from test.sidecar.running import CORE, IDS, START_S, Connection, hello_of, running
 
 
-def until(happened: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
+def until(happened: Callable[[], object], what: str, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"{what} within {seconds:g} s"
@@ -125,6 +125,35 @@ def test_invalid_bytes_and_an_overlong_prompt_do_not_end_the_sidecar(served: Con
     assert len(served.told[8, 0]) == 4
 
 
+def test_a_killed_sidecar_is_forked_again_and_drafts_the_same(served: Connection) -> None:
+    def completion(submission: int) -> list[int]:
+        served.link.send(Submit(submission, [5, 6, 7], 0, 16, 1, 0.8, ignore_eos=True))
+        served.until(lambda: (submission, 0) in served.finished)
+        return served.told[submission, 0]
+
+    def has_another() -> bool:
+        served.process.keep_alive(connected=served.link.state is LinkState.READY)
+        served.link.receive()
+        return served.process.pid not in pids and served.link.state is LinkState.READY
+
+    first = completion(100)
+    assert served.process.pid is not None
+    process = psutil.Process(served.process.pid)
+    parent, pids = process.ppid(), {process.pid}
+    for number in (1, 2):
+        process.kill()
+        until(lambda: not served.process.alive, "the sidecar did not end")
+        pids.add(parent)  # which counts as the sidecar before the fork
+        until(has_another, "no sidecar was forked", START_S)
+        assert completion(100 + number) == first
+        assert served.process.pid is not None
+        process = psutil.Process(served.process.pid)
+        assert process.ppid() == parent
+        assert process.nice() == 0
+        pids.add(process.pid)
+    check_memory(process.pid, 0.05)
+
+
 def test_sigterm_ends_a_busy_sidecar_cleanly(served: Connection) -> None:
     served.link.send(Submit(9, [5, 6, 7], 0, 400, 8, 0.9, ignore_eos=True))
     served.until(lambda: (9, 0) in served.told)
@@ -158,17 +187,20 @@ def test_a_sidecar_loads_at_normal_priority_and_ends_with_its_parent(models: Dem
         text=True,
     )
     assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
+    server = psutil.Process(int(parent.stdout.readline()))
     until(
-        lambda: child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
+        lambda: server.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
         "the sidecar did not raise its limit of open files",
     )
-    until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model")
+    until(server.children, "the sidecar was not forked", START_S)
+    (child,) = server.children()
+    until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model", 60.0)
     assert {thread_nice(child.pid, thread.id) for thread in child.threads()} == {0}
     assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
     parent.kill()
     parent.wait()
     child.wait(timeout=60)
+    server.wait(timeout=60)
 
 
 @pytest.mark.thorough

@@ -106,6 +106,20 @@ def test_a_device_that_is_not_visible_is_refused(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == names
 
 
+def test_a_sidecar_on_a_cpu_finds_kernels_without_the_variable_of_sglang() -> None:
+    program = (
+        "from sglang_qspec.sidecar.hardware import settle_device\n"
+        "settle_device('cpu')\n"
+        "import sgl_kernel\n"
+        "print(hasattr(sgl_kernel, 'assign_req_to_token_pool_cpu'))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "SGLANG_USE_CPU_ENGINE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+
+
 def test_a_folder_that_does_not_exist_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     given = [f"--model-path={tmp_path / 'none'}", "--endpoint=ipc:///nowhere"]
     code = (

@@ -14,6 +14,7 @@ from sglang_qspec.sidecar.child_process import (
     BACKOFF_S,
     LOOK_S,
     PROGRAM,
+    SERVED_S,
     SETTLED_S,
     UNUSABLE,
     SidecarProcess,
@@ -104,6 +105,24 @@ def test_a_long_run_resets_the_restart_delay(clock: Clock) -> None:
         clock.now += BACKOFF_S[0]
         process.keep_alive()
     assert process.restarts == 2 * len(BACKOFF_S)
+
+
+@pytest.mark.parametrize(("served_s", "settled"), [(SERVED_S, True), (SERVED_S - LOOK_S, False)])
+def test_a_sidecar_that_has_served_may_fail_each_minute(
+    served_s: float, settled: bool, clock: Clock
+) -> None:
+    process = program(clock, "raise SystemExit(3)")
+    process.start()
+    for _ in range(2 * len(BACKOFF_S)):
+        process.keep_alive(connected=True)
+        until(lambda: not process.alive)
+        clock.now += served_s
+        process.keep_alive()
+        if process.given_up:
+            break
+        clock.now += BACKOFF_S[0] if settled else max(BACKOFF_S)
+        process.keep_alive()
+    assert process.given_up is not settled
 
 
 def test_a_running_or_stopped_sidecar_is_not_restarted(clock: Clock) -> None:

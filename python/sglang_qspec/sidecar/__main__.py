@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
+
+from setproctitle import getproctitle
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
-from sglang_qspec.sidecar import hardware
+from sglang_qspec.sidecar import forks, hardware
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.sidecar.options import parser
 from sglang_qspec.sidecar.stopping import end_with_parent, stop_signal
@@ -28,14 +31,16 @@ def main(argv: list[str]) -> int:
     QSpecError, after which a new start may help.
     """
     options = parser().parse_args(argv)
+    title = getproctitle()  # a title can be set later only if this comes before a change of environ
     logging.basicConfig(
         level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("sglang_qspec").setLevel(logging.INFO)
     logging.getLogger("sglang").setLevel(logging.ERROR)
     descriptors.raise_limit()
-    for pid in filter(None, (options.parent_pid, options.supervisor_pid)):
-        end_with_parent(pid)
+    if not options.fork_server:  # which looks after its parent itself, and has one thread
+        for pid in filter(None, (options.parent_pid, options.supervisor_pid)):
+            end_with_parent(pid)
     try:
         _check_model(options.model_path)
         if options.replicas > 1:
@@ -49,9 +54,13 @@ def main(argv: list[str]) -> int:
             hardware.halve_threads()
         if kind != "cpu" and options.parent_pid is not None:
             hardware.yield_gpu()
-        from sglang_qspec.sidecar import service  # imports torch, so it follows these settings
+        # These import torch, so they follow the settings above.
+        from sglang_qspec.sidecar import loading, service
 
-        return service.run(options, kind, yields=yields)
+        if not options.fork_server:
+            return service.run(options, kind, yields=yields)
+        loading.import_modules()
+        return forks.serve(partial(service.run, options, kind, yields=yields), title)
     except QSpecError as error:
         logger.error("%s", error)
         return UNUSABLE if _is_final(error) else 1

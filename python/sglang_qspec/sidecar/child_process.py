@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sglang_qspec.config import LONGEST_BACKLOG_S, QSpecConfig, environment_with_gpus
+from sglang_qspec.sidecar.forks import ForkServer, started
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ GRACE_S = 5.0
 """Time, in seconds, to exit after SIGTERM before the sidecar is killed."""
 LOOK_S = 0.25
 """Interval, in seconds, between two checks that the sidecar is alive."""
-BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+BACKOFF_S = (0.25, 1.0, 5.0, 15.0, 60.0)
 """Waits before consecutive restart attempts, in seconds. The sidecar is not restarted after the
 failure that follows the last wait."""
 UNUSABLE = 78
@@ -28,6 +29,8 @@ UNUSABLE = 78
 After this code the sidecar is not restarted."""
 SETTLED_S = 120.0
 """Run time, in seconds, after which a failure no longer counts as consecutive."""
+SERVED_S = 30.0
+"""Time for which a sidecar was connected, in seconds, after which it does not count either."""
 
 
 class Supervised:
@@ -43,26 +46,32 @@ class Supervised:
         command: Sequence[str],
         *,
         visible: str | None,
+        forks: bool,
         name: str = "the sidecar",
         consequence: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`visible` is the process's CUDA_VISIBLE_DEVICES; None leaves it unset.
 
-        The log calls the process `name`, and states the `consequence` of giving it up.
+        With `forks` it is forked from a process that stays (`sidecar.forks`), so that a restart
+        imports nothing; for sidecars on CPUs. The log calls the process `name`, and states the
+        `consequence` of giving it up.
         """
         self.command = list(command)
         self._visible = visible
+        self._forks = forks
         self._name = name
         self._consequence = consequence
         self.restarts = 0
         """Number of restarts after the sidecar had died or could not be started."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkServer | None = None
         self._wanted = False
         """Whether the sidecar is to run: `start` was called, and `stop` was not."""
         self._clock = clock
         self._started_at = 0.0
         """Time of the latest start attempt."""
+        self._connected_at: float | None = None
+        """Time since which the sidecar has been connected; None if it was not, or nobody says."""
         self._failures = 0
         """Number of consecutive failures."""
         self._start_error: OSError | None = None
@@ -100,30 +109,33 @@ class Supervised:
 
     def _launch(self) -> None:
         self._started_at = self._clock()
-        self._process = None
+        self._connected_at = None
         self._start_error = None
+        if isinstance(self._process, ForkServer):
+            if self._process.fork():
+                return
+            self._process.close()
+        self._process = None
+        environment = environment_with_gpus(self._visible)
         try:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a server's standard output may carry data
-                # Ctrl-C in a terminal must reach only the server. A new session would do that too,
-                # but the kernel divides CPU time between sessions first, then by niceness.
-                process_group=0,
-                env=environment_with_gpus(self._visible),
-            )
+            if self._forks:
+                self._process = ForkServer(self.command, environment)
+            else:
+                self._process = started(self.command, environment, subprocess.DEVNULL)
         except OSError as error:
             self._start_error = error
         else:
             logger.info("started %s as process %d", self._name, self._process.pid)
 
-    def keep_alive(self) -> None:
+    def keep_alive(self, *, connected: bool = False) -> None:
         """Restart the sidecar if it has died or could not be started.
 
         The wait before a restart grows with the number of consecutive failures. Call this often,
-        from one thread.
+        from one thread, and say whether the sidecar is `connected` if that is known.
         """
         now = self._clock()
+        if connected and self._connected_at is None:
+            self._connected_at = now
         if now < self._next_look or not self._wanted:
             return
         self._next_look = now + LOOK_S
@@ -133,11 +145,12 @@ class Supervised:
                 self._launch()
                 self.restarts += self._process is not None
         elif not self.alive and self._failures <= len(BACKOFF_S):
-            if now - self._started_at >= SETTLED_S:
+            if self._has_settled(now):
                 self._failures = 0
             self._failures += 1
             if self.exit_code == UNUSABLE:
                 self._wanted = False
+                self._end_forks()
                 logger.error(
                     "%s cannot run with these settings and this draft model, as its last message "
                     "says, and will not be started again%s",
@@ -146,6 +159,7 @@ class Supervised:
                 )
                 return
             if self._failures > len(BACKOFF_S):
+                self._end_forks()
                 logger.error(
                     "%s %s %d times in a row and will not be started again",
                     self._name,
@@ -156,6 +170,16 @@ class Supervised:
             wait_s = BACKOFF_S[self._failures - 1]
             self._restart_at = now + wait_s
             logger.warning("%s %s; restarting it in %g s", self._name, self._failure, wait_s)
+
+    def _has_settled(self, now: float) -> bool:
+        """Whether the sidecar that has ended had run for so long that the failure is a new one."""
+        served = self._connected_at is not None and now - self._connected_at >= SERVED_S
+        return served or now - self._started_at >= SETTLED_S
+
+    def _end_forks(self) -> None:
+        """End the fork server of a sidecar that has ended, without waiting."""
+        if isinstance(self._process, ForkServer):
+            self._process.close(grace_s=0.0)
 
     @property
     def _failure(self) -> str:
@@ -183,6 +207,7 @@ class Supervised:
             )
             self._process.kill()
             self._process.wait()
+        self._end_forks()
 
 
 class SidecarProcess(Supervised):
@@ -254,6 +279,7 @@ class SidecarProcess(Supervised):
         super().__init__(
             command,
             visible=visible,
+            forks=device == "cpu",
             consequence="; the server runs without its drafts",
             clock=clock,
         )

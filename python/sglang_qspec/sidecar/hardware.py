@@ -10,6 +10,7 @@ import contextlib
 import os
 
 from sglang_qspec import config, values
+from sglang_qspec.cpu.install import install_kernels
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.sidecar import log_thread
 
@@ -23,6 +24,7 @@ def settle_device(device: str) -> str | None:
     if kind == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        install_kernels()  # the import of this package has not, if the variable was not set yet
     elif kind == "cuda":
         os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
         _settle_gpu(device, index)

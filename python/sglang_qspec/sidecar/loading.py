@@ -72,16 +72,24 @@ class DraftModelOptions:
     """Whether to run code that the model ships."""
 
 
+def import_modules() -> None:
+    """Import what `load` needs of SGLang."""
+    # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+
+    import sglang.srt.model_executor.model_runner
+    import sglang.srt.models.registry  # noqa: F401
+
+
 def load(options: DraftModelOptions) -> tuple[Any, int]:
     """Load the model into an SGLang ModelRunner.
 
     Returns it with the bytes of a GPU that weights, KV and the table of rows take; 0 on a CPU. The
     steps follow sglang/benchmark/one_batch.py (0.5.23), which needs no scheduler either.
     """
-    # Plugins load first, because the QSPEC plugin may supply kernels that sglang's modules import.
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
+    import_modules()
 
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.configs.model_config import ModelConfig

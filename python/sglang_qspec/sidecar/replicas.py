@@ -80,7 +80,12 @@ def run(options: argparse.Namespace, arguments: Sequence[str], stopping: threadi
     1 after other failures. Raises ConfigError as `commands` does.
     """
     replicas = [
-        Supervised(command, visible=config.visible_gpus(), name=f"replica {number}")
+        Supervised(
+            command,
+            visible=config.visible_gpus(),
+            forks=options.device == "cpu",
+            name=f"replica {number}",
+        )
         for number, command in enumerate(commands(options, arguments))
     ]
     for replica in replicas:

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 
 from sglang_qspec.errors import ConfigError
@@ -176,5 +177,10 @@ def _clear_socket(endpoint: str, parent_pid: int | None) -> None:
     if endpoint.startswith("ipc://"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(endpoint.removeprefix("ipc://"))
-        if parent_pid is not None and os.getppid() != parent_pid:
+        if parent_pid is not None and not _has_ancestor(parent_pid):
             remove_private(endpoint)
+
+
+def _has_ancestor(pid: int) -> bool:
+    """Whether `pid` is the parent of this process, or that of its fork server."""
+    return pid in [each.pid for each in psutil.Process().parents()[:2]]

@@ -135,7 +135,7 @@ class SidecarPool:
     def keep_alive(self) -> None:
         """Restart the server's own sidecar if it has ended; warn if no sidecar connects."""
         if self._process is not None:
-            self._process.keep_alive()
+            self._process.keep_alive(connected=self.ready)
         self._absence.look(activity.best_state(self._clients))
 
     def receive(self) -> list[tuple[LiveRequest, Drafted]]:

@@ -139,7 +139,7 @@ class SidecarActor:
             f"--cores={','.join(map(str, sorted(self._cores.numbers)))}",
             f"--supervisor-pid={os.getpid()}",
         ]
-        self._process = Supervised(command, visible=config.visible_gpus())
+        self._process = Supervised(command, visible=config.visible_gpus(), forks=not on_cuda)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sidecar", daemon=True)
         self._process.start()
