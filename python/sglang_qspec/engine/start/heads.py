@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sglang.srt.models.registry import ModelRegistry
 from transformers import AutoConfig, PretrainedConfig
 
 from sglang_qspec import config
@@ -53,6 +52,8 @@ def check(args: Any, settings: QSpecConfig, flag: str, folder: Path) -> None:
     names = content.get("architectures") or [""]
     if head.kind is HeadKind.MEDUSA:
         _let_transformers_read(given, head)
+    from sglang.srt.models.registry import ModelRegistry  # it imports all models, for seconds
+
     captures = hasattr(ModelRegistry.resolve_model_cls(names)[0], CAPTURES)
     if head.kind is HeadKind.EAGLE3 and not captures:
         raise ConfigError(f"{given}, but SGLang keeps no states of a {names[0]} for heads")
