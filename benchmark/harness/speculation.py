@@ -11,8 +11,8 @@ import psutil
 from benchmark.harness.run import Counters
 from benchmark.harness.server import Server, ServerError
 
-SIDECAR_MODULE = "sglang_qspec.sidecar"
-"""What the command line of a sidecar contains."""
+SIDECAR_MODULE = "sglang_qspec.sidecar "
+"""What the command line of a sidecar contains, but not that of a fork server."""
 SETTLED_SECONDS = 1.3
 """Time for the sidecar to report its counters, which it does about once a second."""
 DRAFTING_SECONDS = 2.5

@@ -40,6 +40,7 @@ SETTLING = {"sglang_qspec.sidecar", "sglang_qspec.tools.measure.loaded_model"}
 PROGRAMS = SETTLING | {
     "sglang.launch_server",
     "sglang_qspec",
+    "sglang_qspec.sidecar.fork_server",
     "test.engine.cuda.serving",
     "test.engine.families.parity",
     "test.engine.passes.prefilling",

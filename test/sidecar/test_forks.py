@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -13,23 +13,31 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.sidecar.child_process import BACKOFF_S, LOOK_S, UNUSABLE, SidecarProcess
-from sglang_qspec.sidecar.forks import TITLE, ForkServer
+from sglang_qspec.sidecar.child_process import PROGRAM as NAME
+from sglang_qspec.sidecar.fork_server import TITLE
+from sglang_qspec.sidecar.forks import ForkServer
 
-PROGRAM = """
-import os, pathlib, signal, sys, time
-from sglang_qspec.sidecar import forks
 
-def run():
-    code = pathlib.Path(sys.argv[1])
+def run(arguments: Sequence[str]) -> int:
+    """The sidecar, which leaves a file of its process id, and ends with the code that it finds."""
+    code, pids = map(Path, arguments)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
     assert sys.stdin.read() == ""
-    pathlib.Path(sys.argv[2], str(os.getpid())).touch()
+    (pids / str(os.getpid())).touch()
     while not code.exists():
         time.sleep(0.01)
     return int(code.read_text())
 
-sys.exit(forks.serve(run, "the sidecar"))
-"""
+
+PROGRAM = (
+    sys.executable,
+    "-c",
+    "from sglang_qspec.sidecar import fork_server\n"
+    "from test.sidecar.test_forks import run\n"
+    "with fork_server.standard_input() as orders:\n"
+    "    fork_server.serve(orders, run)\n",
+)
+"""A fork server of stand-ins."""
 
 
 def until(happened: Callable[[], object], seconds: float = 120.0) -> None:
@@ -46,7 +54,7 @@ class Stand:
         self.code = folder / "code"
         self._pids = folder / "pids"
         self._pids.mkdir()
-        self.command = [sys.executable, "-c", PROGRAM, str(self.code), str(self._pids)]
+        self.arguments = [str(self.code), str(self._pids)]
 
     @property
     def pids(self) -> set[int]:
@@ -67,7 +75,8 @@ def stand(tmp_path: Path) -> Stand:
 
 @pytest.fixture
 def server(stand: Stand) -> Iterator[ForkServer]:
-    made = ForkServer(stand.command, os.environ)
+    made = ForkServer.as_program(os.environ, PROGRAM)
+    assert made.fork(stand.arguments)
     until(lambda: made.pid in stand.pids)
     yield made
     made.close()
@@ -77,12 +86,12 @@ def test_a_sidecar_is_forked_again_after_its_end(server: ForkServer, stand: Stan
     parent = psutil.Process(server.pid).parent()
     assert parent is not None
     assert parent.cmdline()[0] == TITLE
-    pids = [server.pid]
+    pids, words = [server.pid], [*NAME, *stand.arguments]
     for _ in range(3):
-        assert psutil.Process(server.pid).cmdline()[0] == "the sidecar"
+        assert " ".join(psutil.Process(server.pid).cmdline()).strip() == " ".join(words)
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(60) == server.poll() == -signal.SIGKILL
-        assert server.fork()
+        assert server.fork(stand.arguments)
         assert server.poll() is None
         until(lambda: server.pid in stand.pids - {*pids})
         assert psutil.Process(server.pid).parent() == parent
@@ -92,7 +101,7 @@ def test_a_sidecar_is_forked_again_after_its_end(server: ForkServer, stand: Stan
     assert not any(map(psutil.pid_exists, pids))
     server.close()
     assert not parent.is_running()
-    assert not server.fork()
+    assert not server.fork(stand.arguments)
 
 
 def test_the_exit_code_is_what_the_sidecar_returns(server: ForkServer, stand: Stand) -> None:
@@ -103,16 +112,18 @@ def test_the_exit_code_is_what_the_sidecar_returns(server: ForkServer, stand: St
     assert server.wait(60) == UNUSABLE
 
 
-def test_a_sidecar_ends_with_its_fork_server(server: ForkServer) -> None:
+def test_a_sidecar_ends_with_its_fork_server(server: ForkServer, stand: Stand) -> None:
     sidecar = psutil.Process(server.pid)
     server.kill()
     assert server.wait(60) == -signal.SIGKILL
     until(lambda: not sidecar.is_running() or sidecar.status() == psutil.STATUS_ZOMBIE)
-    assert not server.fork()
+    assert not server.fork(stand.arguments)
 
 
 def test_a_fork_server_that_has_not_forked_yet_can_be_ended() -> None:
-    server = ForkServer([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = ForkServer.as_program(os.environ, program)
+    server.fork(["x"])
     assert server.poll() is None
     server.terminate()
     assert server.wait(60) == -signal.SIGTERM
@@ -130,13 +141,15 @@ def test_all_processes_end_after_the_death_of_the_server(stand: Stand) -> None:
     program = (
         "import os, sys, time\n"
         "from sglang_qspec.sidecar.forks import ForkServer\n"
-        "server = ForkServer(sys.argv[1:], os.environ)\n"
+        "from test.sidecar.test_forks import PROGRAM\n"
+        "server = ForkServer.as_program(os.environ, PROGRAM)\n"
+        "server.fork(sys.argv[1:])\n"
         "if os.fork():\n"
         "    print(flush=True)\n"
         "time.sleep(600)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, *stand.command], stdout=subprocess.PIPE
+        [sys.executable, "-c", program, *stand.arguments], stdout=subprocess.PIPE
     )
     assert parent.stdout is not None
     parent.stdout.readline()
@@ -153,11 +166,66 @@ def test_all_processes_end_after_the_death_of_the_server(stand: Stand) -> None:
             each.kill()
 
 
+def test_a_process_can_be_its_own_fork_server(stand: Stand) -> None:
+    program = (
+        "import os, sys\n"
+        "from sglang_qspec.sidecar.fork_server import serve\n"
+        "from sglang_qspec.sidecar.forks import ForkServer\n"
+        "from test.sidecar.test_forks import run\n"
+        "server = ForkServer.of_this_process(lambda orders: serve(orders, run))\n"
+        "for number in (1, 2):\n"
+        "    assert server.fork(sys.argv[1:])\n"
+        "    assert server.wait(60) == 5\n"
+        "    assert server.pid != os.getpid()\n"
+        "server.close()\n"
+        "assert not server.fork(sys.argv[1:])\n"
+        "print('done')\n"
+    )
+    stand.end(5)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *stand.arguments], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert len(stand.pids) == 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("1 / 0", 1), ("raise SystemExit(2)", 2), ("raise KeyboardInterrupt", 1), ("pass", 6)],
+)
+def test_a_fork_never_goes_on_in_what_it_was_before(ending: str, code: int) -> None:
+    program = (
+        "import os\n"
+        "from sglang_qspec.sidecar.forks import exit_with\n"
+        "def run():\n"
+        f"    {ending}\n"
+        "    return 6\n"
+        "try:\n"
+        "    exit_with(run)\n"
+        "finally:\n"
+        "    os._exit(99)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) is (code == 1)
+
+
 class Clock:
     now = 1000.0
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new fork servers be those of stand-ins."""
+    sound = ForkServer.as_program
+
+    def as_program(environment: Mapping[str, str], program: Sequence[str] = PROGRAM) -> ForkServer:
+        return sound(environment, program)
+
+    monkeypatch.setattr(ForkServer, "as_program", as_program)
 
 
 def supervised(stand: Stand, clock: Clock) -> SidecarProcess:
@@ -169,7 +237,7 @@ def supervised(stand: Stand, clock: Clock) -> SidecarProcess:
         device="cpu",
         clock=clock,
     )
-    process.command[:] = stand.command
+    process.command[len(NAME) :] = stand.arguments
     process.start()
     until(lambda: process.pid in stand.pids)
     return process

@@ -78,7 +78,7 @@ class Running:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         monkeypatch.setattr("sglang_qspec.sidecar.replicas.PROGRAM", (sys.executable, "-c", code))
-        arguments = [*MODEL, "--endpoint=ipc:///l", "--device=cpu", "--replicas=2"]
+        arguments = [*MODEL, "--endpoint=ipc:///l", "--device=cuda", "--replicas=2"]
         options = parser().parse_args(arguments)
         self.stopping = threading.Event()
         self.code: int | None = None

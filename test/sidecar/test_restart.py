@@ -40,7 +40,7 @@ def program(clock: Clock, code: str, visible: str | None = None) -> SidecarProce
         model_path="m",
         quantization=None,
         endpoint="ipc:///nowhere",
-        device="cpu",
+        device="cuda:0",  # which no fork server starts
         visible=visible,
         clock=clock,
     )

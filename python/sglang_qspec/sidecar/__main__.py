@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import partial
-
-from setproctitle import getproctitle
+from collections.abc import Sequence
 
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError, QSpecError
 from sglang_qspec.link import descriptors
-from sglang_qspec.sidecar import forks, hardware
+from sglang_qspec.sidecar import hardware
 from sglang_qspec.sidecar.child_process import UNUSABLE
 from sglang_qspec.sidecar.options import parser
 from sglang_qspec.sidecar.stopping import end_with_parent, stop_signal
@@ -24,21 +22,25 @@ from sglang_qspec.sidecar.stopping import end_with_parent, stop_signal
 logger = logging.getLogger("sglang_qspec.sidecar")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str], *, forked: bool = False) -> int:
     """Run until SIGTERM, SIGINT or the parent's end.
+
+    With `forked` this process is a fork of one that has imported torch, and ends with it.
 
     Returns 0; UNUSABLE if the settings or the draft model cannot work; or 1 after any other
     QSpecError, after which a new start may help.
     """
     options = parser().parse_args(argv)
-    title = getproctitle()  # a title can be set later only if this comes before a change of environ
     logging.basicConfig(
-        level=logging.WARNING, format="[%(asctime)s] sidecar: %(message)s", datefmt="%H:%M:%S"
+        level=logging.WARNING,
+        format="[%(asctime)s] sidecar: %(message)s",
+        datefmt="%H:%M:%S",
+        force=forked,  # a fork has the handlers of a server's scheduler
     )
     logging.getLogger("sglang_qspec").setLevel(logging.INFO)
     logging.getLogger("sglang").setLevel(logging.ERROR)
     descriptors.raise_limit()
-    if not options.fork_server:  # which looks after its parent itself, and has one thread
+    if not forked:
         for pid in filter(None, (options.parent_pid, options.supervisor_pid)):
             end_with_parent(pid)
     try:
@@ -54,16 +56,17 @@ def main(argv: list[str]) -> int:
             hardware.halve_threads()
         if kind != "cpu" and options.parent_pid is not None:
             hardware.yield_gpu()
-        # These import torch, so they follow the settings above.
-        from sglang_qspec.sidecar import loading, service
+        from sglang_qspec.sidecar import service  # imports torch, so it follows these settings
 
-        if not options.fork_server:
-            return service.run(options, kind, yields=yields)
-        loading.import_modules()
-        return forks.serve(partial(service.run, options, kind, yields=yields), title)
+        return service.run(options, kind, yields=yields)
     except QSpecError as error:
         logger.error("%s", error)
         return UNUSABLE if _is_final(error) else 1
+
+
+def run_forked(argv: Sequence[str]) -> int:
+    """`main` in a fork of a process that has imported torch."""
+    return main(argv, forked=True)
 
 
 def _check_model(path: str) -> None:

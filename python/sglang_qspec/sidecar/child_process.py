@@ -47,19 +47,21 @@ class Supervised:
         *,
         visible: str | None,
         forks: bool,
+        fork_server: ForkServer | None = None,
         name: str = "the sidecar",
         consequence: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`visible` is the process's CUDA_VISIBLE_DEVICES; None leaves it unset.
 
-        With `forks` it is forked from a process that stays (`sidecar.forks`), so that a restart
-        imports nothing; for sidecars on CPUs. The log calls the process `name`, and states the
-        `consequence` of giving it up.
+        With `forks` a fork server starts it (`sidecar.forks`), `fork_server` or else a new one, so
+        that a restart imports nothing; for sidecars on CPUs. The log calls the process `name`, and
+        states the `consequence` of giving it up.
         """
         self.command = list(command)
         self._visible = visible
         self._forks = forks
+        self._fork_server = fork_server
         self._name = name
         self._consequence = consequence
         self.restarts = 0
@@ -110,22 +112,27 @@ class Supervised:
     def _launch(self) -> None:
         self._started_at = self._clock()
         self._connected_at = None
-        self._start_error = None
-        if isinstance(self._process, ForkServer):
-            if self._process.fork():
-                return
-            self._process.close()
         self._process = None
-        environment = environment_with_gpus(self._visible)
+        self._start_error = None
         try:
-            if self._forks:
-                self._process = ForkServer(self.command, environment)
-            else:
-                self._process = started(self.command, environment, subprocess.DEVNULL)
+            self._process = self._forked() if self._forks else self._new()
         except OSError as error:
             self._start_error = error
         else:
             logger.info("started %s as process %d", self._name, self._process.pid)
+
+    def _new(self) -> subprocess.Popen[bytes]:
+        """The sidecar as a new process. Raises OSError."""
+        return started(self.command, environment_with_gpus(self._visible), subprocess.DEVNULL)
+
+    def _forked(self) -> ForkServer:
+        """A fork server that has the order to fork the sidecar. Raises OSError."""
+        arguments = self.command[len(PROGRAM) :]
+        if self._fork_server is None or not self._fork_server.fork(arguments):
+            self._end_forks()
+            self._fork_server = ForkServer.as_program(environment_with_gpus(self._visible))
+            self._fork_server.fork(arguments)
+        return self._fork_server
 
     def keep_alive(self, *, connected: bool = False) -> None:
         """Restart the sidecar if it has died or could not be started.
@@ -178,8 +185,8 @@ class Supervised:
 
     def _end_forks(self) -> None:
         """End the fork server of a sidecar that has ended, without waiting."""
-        if isinstance(self._process, ForkServer):
-            self._process.close(grace_s=0.0)
+        if self._fork_server is not None:
+            self._fork_server.close(grace_s=0.0)
 
     @property
     def _failure(self) -> str:
@@ -197,6 +204,7 @@ class Supervised:
         """Stop the sidecar and wait for its end; kill it after `grace_s` seconds."""
         self._wanted = False
         if self._process is None:
+            self._end_forks()
             return
         self._process.terminate()
         try:
@@ -233,6 +241,7 @@ class SidecarProcess(Supervised):
         background: bool = False,
         shared: bool = False,
         target_path: str = "",
+        fork_server: ForkServer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`device` is `cpu`, `cuda` or `cuda:N`, numbered among the GPUs that `visible` names.
@@ -244,7 +253,8 @@ class SidecarProcess(Supervised):
         choose. `cores` are the CPUs that the sidecar is pinned to; empty for all. In the
         `background` it runs while nothing else wants its CPUs. A `shared` sidecar serves several
         schedulers of one server, whose equal prompts share their drafts. `target_path` is the
-        target of a head; empty for a draft model.
+        target of a head; empty for a draft model. A sidecar on a CPU is forked by `fork_server`, or
+        by a new one.
         """
         command = [
             *PROGRAM,
@@ -280,6 +290,7 @@ class SidecarProcess(Supervised):
             command,
             visible=visible,
             forks=device == "cpu",
+            fork_server=fork_server,
             consequence="; the server runs without its drafts",
             clock=clock,
         )

@@ -1,17 +1,19 @@
-"""Forks sidecars from a process that has imported what they need: a restart imports nothing.
+"""Starts sidecars by forks of a process that has imported what they need.
 
-The imports take most of the time of a start on a CPU. The *fork server* is a child of the process
-that wants a sidecar. It imports the modules and then only forks: its memory is shared with its
-sidecar, as long as neither changes it. Both ends talk over a socket, which is the standard input of
-the fork server. Only sidecars on CPUs start so: a process that has initialized CUDA cannot be
-forked, and some modules of SGLang do that when they are imported.
+The imports take most of the time of a start on a CPU. A *fork server* has done them, has one
+thread, and only forks (`sidecar.fork_server`). A sidecar shares the memory of the imports with it.
+It comes into being in two ways: the scheduler's process of a server forks it before that process
+does anything else (`engine.sidecar.spare`), or it is started as a program. Only sidecars on CPUs
+start so: a process that has initialized CUDA cannot be forked, and some modules of SGLang do that
+when they are imported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
+import json
+import logging
 import math
 import os
 import select
@@ -19,28 +21,21 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, Protocol
 
-from setproctitle import setproctitle
-
-FLAG = "--fork-server"
-"""Option of a sidecar's command that makes the process a fork server."""
-TITLE = "sglang-qspec::fork-server"
-"""Name of the fork server in a list of processes, once it has imported the modules."""
-ORDER = struct.Struct("i")
-"""An order: the number of a signal for the sidecar, or FORK."""
-FORK = 0
-"""The order to fork a sidecar."""
+PROGRAM = (sys.executable, "-m", "sglang_qspec.sidecar.fork_server")
+"""Command that starts a fork server."""
+LONGEST_ORDER = 1 << 17
+"""Maximum size of an order, in bytes. An order is JSON: the arguments of a new sidecar, or the
+number of a signal for the sidecar."""
 REPORT = struct.Struct("?i")
 """What the fork server reports: whether the sidecar runs, and its process id or its exit code."""
-LOOK_MS = 500
-"""Time between two checks of the fork server that its parent lives, in milliseconds."""
-GRACE_MS = 10_000
-"""Time of a sidecar to end after its server has ended, in milliseconds."""
 CLOSE_S = 5.0
 """Time of the fork server to end after its parent has closed its end, in seconds."""
-_PR_SET_PDEATHSIG = 1
 
 
 def started(
@@ -58,41 +53,77 @@ def started(
     )
 
 
+class Process(Protocol):
+    """What a fork server needs of its own process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 class ForkServer:
-    """The fork server, seen from its parent.
+    """A fork server, seen from its parent.
 
     Its methods are those of a `subprocess.Popen` of the sidecar that it has forked last.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the fork server of the sidecar that `command` starts, and order a sidecar.
-
-        Raises OSError if the system cannot start a process.
-        """
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
+    def __init__(self, process: Process, orders: socket.socket) -> None:
+        """`orders` is the parent's end of the connection to a fork server's process."""
+        orders.setblocking(False)
+        self._server = process
+        self._socket = orders
         self._pid: int | None = None
         """Process id of the latest sidecar; None before the fork server has forked it."""
         self._code: int | None = None
         """Exit code of the latest sidecar; None while it runs."""
+
+    @classmethod
+    def as_program(
+        cls, environment: Mapping[str, str], program: Sequence[str] = PROGRAM
+    ) -> ForkServer:
+        """Start a fork server. Raises OSError if the system cannot start a process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._server = started([*command, FLAG], environment, theirs.fileno())
+            return cls(started(program, environment, theirs.fileno()), ours)
         except OSError:
-            self._socket.close()
+            ours.close()
             raise
         finally:
             theirs.close()
-        self._send(FORK)
 
-    def fork(self) -> bool:
-        """Order another sidecar after the end of the latest one.
+    @classmethod
+    def of_this_process(cls, serve: Callable[[socket.socket], int]) -> ForkServer:
+        """Fork this process, and let the fork call `serve` with its end of the connection.
+
+        Call it before the process has threads. Raises OSError if the system cannot fork.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            gc.freeze()  # collections in the fork would copy the memory of all objects
+            try:
+                pid = os.fork()
+            except OSError:
+                gc.unfreeze()
+                ours.close()
+                raise
+            if pid == 0:
+                ours.close()
+                exit_with(lambda: serve(theirs))
+            gc.unfreeze()
+        return cls(_Child(pid), ours)
+
+    def fork(self, arguments: Sequence[str]) -> bool:
+        """Order a sidecar with these arguments; the latest one must have ended.
 
         Returns False if the fork server has ended.
         """
         if self._server.poll() is not None:
             return False
         self._pid = self._code = None
-        self._send(FORK)
+        self._send(list(arguments))
         return True
 
     @property
@@ -113,7 +144,7 @@ class ForkServer:
         while (code := self.poll()) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise subprocess.TimeoutExpired(self._server.args, timeout)
+                raise subprocess.TimeoutExpired("the sidecar", timeout)
             if self._has_reported(left) and not self._receive():
                 self._server.wait()  # it has closed its end
         return code
@@ -124,7 +155,7 @@ class ForkServer:
         if self._pid is None:
             self._server.terminate()
         else:
-            self._send(signal.SIGTERM)
+            self._send(int(signal.SIGTERM))
 
     def kill(self) -> None:
         """Kill the sidecar and its fork server."""
@@ -142,9 +173,9 @@ class ForkServer:
             self._server.kill()
             self._server.wait()
 
-    def _send(self, order: int) -> None:
+    def _send(self, order: list[str] | int) -> None:
         with contextlib.suppress(OSError):  # the fork server has ended, which `poll` reports
-            self._socket.send(ORDER.pack(order))
+            self._socket.send(json.dumps(order).encode())
 
     def _has_reported(self, seconds: float) -> bool:
         """Whether there is a report, or the fork server's end, within `seconds`."""
@@ -166,106 +197,54 @@ class ForkServer:
             self._pid, self._code = (number, None) if runs else (self._pid, number)
 
 
-def serve(run: Callable[[], int], title: str) -> int:
-    """Fork a process for each order that comes by standard input, until the parent ends.
-
-    Call it in the main thread, once all modules are imported. It returns what `run` returns in each
-    fork, and 0 in this process when the parent has ended or closed its end. `title` is that of the
-    forks in a list of processes.
-    """
-    setproctitle(TITLE)
-    parent = os.getppid()
-    with _standard_input() as orders:
-        gc.collect()
-        gc.freeze()  # collections in a fork would copy the memory of all objects
-        poller = select.poll()
-        poller.register(orders, select.POLLIN)
-        sidecar: _Sidecar | None = None
-        while os.getppid() == parent:
-            ready = {number for number, _ in poller.poll(LOOK_MS)}
-            if sidecar is not None and sidecar.descriptor in ready:
-                poller.unregister(sidecar.descriptor)
-                _report(orders, False, sidecar.reap())
-                sidecar = None
-            if orders.fileno() not in ready:
-                continue
-            order = _next(orders)
-            if order is None:
-                break
-            if order != FORK:
-                if sidecar is not None:
-                    sidecar.send(order)
-            elif sidecar is None:
-                server = os.getpid()
-                try:
-                    pid = os.fork()
-                except OSError:
-                    _report(orders, False, 1)
-                    continue
-                if pid == 0:
-                    orders.close()
-                    _end_with(server)
-                    setproctitle(title)
-                    return run()
-                sidecar = _Sidecar(pid)
-                poller.register(sidecar.descriptor, select.POLLIN)
-                _report(orders, True, pid)
-        if sidecar is not None:
-            sidecar.end()
-    return 0
-
-
-class _Sidecar:
-    """A sidecar, seen from its fork server."""
+class _Child:
+    """A fork of this process, with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.descriptor = os.pidfd_open(pid)
-        """Becomes readable when the sidecar ends."""
+        self.pid = pid
+        self._code: int | None = None
 
-    def send(self, signal_number: int) -> None:
-        os.kill(self._pid, signal_number)
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # something else has waited for it
+                pid, status = self.pid, 0
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
 
-    def reap(self) -> int:
-        """Exit code of the sidecar, which has ended or is about to."""
-        _, status = os.waitpid(self._pid, 0)
-        os.close(self.descriptor)
-        return os.waitstatus_to_exitcode(status)
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired("the fork server", timeout or 0.0)
+            time.sleep(0.005)
+        return code
 
-    def end(self) -> None:
-        """End the sidecar with SIGTERM, and after GRACE_MS with SIGKILL."""
-        self.send(signal.SIGTERM)
-        poller = select.poll()
-        poller.register(self.descriptor, select.POLLIN)
-        if not poller.poll(GRACE_MS):
-            self.send(signal.SIGKILL)
-        self.reap()
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
 
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
 
-def _standard_input() -> socket.socket:
-    """The socket that is the standard input, which becomes empty."""
-    orders = socket.socket(fileno=os.dup(0))
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    return orders
+    def _send(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
-def _next(orders: socket.socket) -> int | None:
-    """The next order; None once the parent has closed its end."""
+def exit_with(run: Callable[[], int]) -> NoReturn:
+    """End this process, a fork, with the exit code that `run` returns.
+
+    Nothing that the process has inherited is cleaned up.
+    """
+    code = 1
     try:
-        order = orders.recv(ORDER.size)
-    except OSError:
-        return None
-    return int(ORDER.unpack(order)[0]) if order else None
-
-
-def _report(orders: socket.socket, runs: bool, number: int) -> None:
-    with contextlib.suppress(OSError):  # the parent has ended, which the loop notices
-        orders.send(REPORT.pack(runs, number))
-
-
-def _end_with(server: int) -> None:
-    """Let the kernel kill this process when its fork server ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+        code = run()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:  # noqa: BLE001 -- it would go on in what the process was before the fork
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        os._exit(code)

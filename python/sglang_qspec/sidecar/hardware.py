@@ -1,13 +1,15 @@
 """Selects the devices, CPUs and priority of this process.
 
-All but `lower_priority` come before the first import of torch, because torch reads the number of
-threads, and CUDA the visible devices, only once.
+All but `lower_priority` come before the first import of torch, because CUDA reads the visible
+devices only once. A fork of a process that has imported torch runs on a CPU, and sets torch's
+threads itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 from sglang_qspec import config, values
 from sglang_qspec.cpu.install import install_kernels
@@ -56,7 +58,7 @@ def settle_cores(text: str) -> None:
         os.sched_setaffinity(0, cores)
     except (ValueError, OSError) as error:
         raise ConfigError(f"--cores is {text!r}: {error}") from None
-    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    _use_threads(len(cores))
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
 
 
@@ -71,7 +73,14 @@ def yield_gpu() -> None:
 
 def halve_threads() -> None:
     """Run half the threads on the CPUs of the starting server."""
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    _use_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def _use_threads(count: int) -> None:
+    """Run this number of threads; torch reads the environment when it is imported."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(count)
 
 
 def lower_priority(*, idle: bool) -> None:

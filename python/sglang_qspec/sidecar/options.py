@@ -14,7 +14,6 @@ from sglang_qspec.config import (
     SLOTS_ON_GPU,
     QSpecConfig,
 )
-from sglang_qspec.sidecar import forks
 from sglang_qspec.values import option
 
 
@@ -135,6 +134,5 @@ def parser() -> argparse.ArgumentParser:
     add("--trust-remote-code", action="store_true", help="run code that is part of the checkpoint")
     pid = option(values.positive)
     add("--supervisor-pid", type=pid, help=argparse.SUPPRESS)
-    add(forks.FLAG, action="store_true", help=argparse.SUPPRESS)
     add("--parent-pid", type=pid, help="PID of the parent process; the sidecar stops when it ends")
     return made

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmark.harness.server import Server
-from benchmark.harness.speculation import states_of
+from benchmark.harness.speculation import SIDECAR_MODULE, states_of
 
 MAX_NEW_TOKENS = 48
 
@@ -121,7 +121,7 @@ def sidecar_processes(server: Server) -> list[psutil.Process]:
     found = []
     for process in server.processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # the process may end meanwhile
-            if "sglang_qspec.sidecar" in process.cmdline():
+            if SIDECAR_MODULE in " ".join(process.cmdline()):
                 found.append(process)
     return found
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_qspec.config import PLACEMENT_VARIABLE
+from sglang_qspec.config import PLACEMENT_VARIABLE, cpu_engine
 
 _RANK_CPUS = "SGLANG_CPU_OMP_THREADS_BIND"
 _placed: str | None = None
@@ -43,6 +43,11 @@ class Placement:
     endpoint: str = ""
     """Address of the sidecar that all schedulers of the server share; empty if there is one
     scheduler, which chooses the address itself."""
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether the sidecar may be a fork of a process of the server: neither uses a GPU."""
+        return self.device == "cpu" and cpu_engine()
 
 
 def write(placement: Placement | None) -> None:

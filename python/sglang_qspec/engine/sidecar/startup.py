@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag, visible_gpus
 from sglang_qspec.engine.placement import core_division, environment
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.engine.sidecar import model_pair
+from sglang_qspec.engine.sidecar import model_pair, spare
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
 from sglang_qspec.heads.config import digest, folder_of, is_head_folder
@@ -43,6 +43,13 @@ def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
     the sidecar at an endpoint refuses this target. An absent sidecar is no error: the link keeps
     trying, and the server serves requests without its drafts.
     """
+    try:
+        return _open(settings, gpu_id)
+    finally:
+        spare.discard()  # what the first scheduler of several has not taken
+
+
+def _open(settings: QSpecConfig, gpu_id: int) -> Opened:
     if settings.endpoints:
         hello = _hello(None, settings.head_path)
         connect = functools.partial(_connect, hello=hello, key_file=settings.key_file)
@@ -127,6 +134,7 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
         background=bool(placed.cores),
         shared=bool(placed.endpoint),
         target_path=get_model().model_path if of_head else "",
+        fork_server=spare.take(),
     )
     if not placed.shared:
         process.start()

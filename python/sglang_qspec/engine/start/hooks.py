@@ -168,6 +168,7 @@ def scheduler() -> tuple[Hook, ...]:
         results,
         stop_strings,
     )
+    from sglang_qspec.engine.sidecar import spare
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -179,6 +180,7 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
+        Hook("sglang.srt.runtime_context.spawn_world_rank", spare.prepare, BEFORE, OnError.SKIP),
         Hook(_SCHEDULER + ".init_tokenizer", stop_strings.repair_scheduler, AFTER, OnError.SKIP),
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmark.harness.speculation import SIDECAR_MODULE
 from benchmark.prompts import PROMPTS
 from sglang_qspec.tools.models import DemoModels
 from test.engine.awaiting import awaiting
@@ -95,7 +96,7 @@ def test_a_sidecar_on_another_node_drafts_for_the_server(
     process = start(lines, "--output", output, *given, "--sidecars", 1, "--", *FLAGS, *KV)
     most = 0
     while process.poll() is None:
-        most = max(most, len(nodes.processes("sglang_qspec.sidecar")))
+        most = max(most, len(nodes.processes(SIDECAR_MODULE)))
         time.sleep(0.2)
     out, _ = process.communicate()
     assert process.returncode == 0, out
@@ -105,4 +106,4 @@ def test_a_sidecar_on_another_node_drafts_for_the_server(
     assert saved is not None
     assert int(saved[1]) > 0
     texts_of(output)
-    assert not nodes.processes("sglang_qspec.sidecar")
+    assert not nodes.processes(SIDECAR_MODULE)
