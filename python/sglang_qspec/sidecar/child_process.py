@@ -119,7 +119,8 @@ class Supervised:
         except OSError as error:
             self._start_error = error
         else:
-            logger.info("started %s as process %d", self._name, self._process.pid)
+            what = "the fork server of " if self._forks else ""
+            logger.info("%s%s is process %d", what, self._name, self._process.pid)
 
     def _new(self) -> subprocess.Popen[bytes]:
         """The sidecar as a new process. Raises OSError."""
