@@ -47,8 +47,8 @@ def serve(orders: socket.socket, run: Program) -> int:
     sidecar: _Sidecar | None = None
     while os.getppid() == parent:
         ready = {number for number, _ in poller.poll(LOOK_MS)}
-        if sidecar is not None and sidecar.descriptor in ready:
-            poller.unregister(sidecar.descriptor)
+        if sidecar is not None and sidecar.life in ready:
+            poller.unregister(sidecar.life)
             _report(orders, False, sidecar.reap())
             sidecar = None
         if orders.fileno() not in ready:
@@ -62,7 +62,7 @@ def serve(orders: socket.socket, run: Program) -> int:
         elif sidecar is None:
             sidecar = _fork(orders, run, order)
             if sidecar is not None:
-                poller.register(sidecar.descriptor, select.POLLIN)
+                poller.register(sidecar.life, select.POLLIN)
     if sidecar is not None:
         sidecar.end()
     return 0
@@ -97,27 +97,32 @@ def _program() -> Program:
 def _fork(orders: socket.socket, run: Program, arguments: Sequence[str]) -> _Sidecar | None:
     """Fork a sidecar, and report its process id; None, and a failure, if the system cannot."""
     server = os.getpid()
+    ours, theirs = os.pipe()
     try:
         pid = os.fork()
     except OSError:
+        os.close(ours)
+        os.close(theirs)
         _report(orders, False, 1)
         return None
     if pid == 0:
+        os.close(ours)
         orders.close()
         _end_with(server)
         setproctitle(" ".join([*PROGRAM, *arguments]))
         exit_with(lambda: run(arguments))
+    os.close(theirs)
     _report(orders, True, pid)
-    return _Sidecar(pid)
+    return _Sidecar(pid, ours)
 
 
 class _Sidecar:
     """A sidecar, seen from its fork server."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, life: int) -> None:
         self._pid = pid
-        self.descriptor = os.pidfd_open(pid)
-        """Becomes readable when the sidecar ends."""
+        self.life = life
+        """End of a pipe of which the sidecar has the other end, and so closes it when it ends."""
 
     def send(self, number: int) -> None:
         """Send it a signal."""
@@ -126,14 +131,14 @@ class _Sidecar:
     def reap(self) -> int:
         """Exit code of the sidecar, which has ended or is about to."""
         _, status = os.waitpid(self._pid, 0)
-        os.close(self.descriptor)
+        os.close(self.life)
         return os.waitstatus_to_exitcode(status)
 
     def end(self) -> None:
         """End the sidecar with SIGTERM, and after GRACE_MS with SIGKILL."""
         self.send(signal.SIGTERM)
         poller = select.poll()
-        poller.register(self.descriptor, select.POLLIN)
+        poller.register(self.life, select.POLLIN)
         if not poller.poll(GRACE_MS):
             self.send(signal.SIGKILL)
         self.reap()
