@@ -70,10 +70,14 @@ def failing(sound):
     return method
 
 
+def unavailable(*_):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
 def popen(calls=count(), real=subprocess.Popen):
     def start(*args, **kwargs):
         if next(calls) < 2:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+            unavailable()
         return real(*args, **kwargs)
 
     return start
@@ -82,17 +86,19 @@ def popen(calls=count(), real=subprocess.Popen):
 def load():
     from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.engine.start import hooks
-    from sglang_qspec.sidecar import child_process
+    from sglang_qspec.sidecar import forks
 
     for name in ("detokenizer", "front", "scheduler"):
         rows = getattr(hooks, name)
         setattr(hooks, name, cache(lambda rows=rows: tuple(map(armed, rows()))))
     Speculator.commit = failing(Speculator.commit)
-    child_process.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
+    forks.ForkServer.of_this_process = unavailable
+    forks.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen()})
 """
 """Source of the plugin. While a file with the name of a hook contains `before` or `after`, the hook
 fails before or after its work, and adds a byte to NAME.met. `commit` is `Speculator.commit`, which
-can only fail before. The first two starts of a sidecar fail.
+can only fail before. The scheduler's process cannot be forked, and the first two starts of a fork
+server fail.
 """
 
 

@@ -176,13 +176,14 @@ def test_the_server_retries_a_sidecar_that_could_not_be_started(
 ) -> None:
     until(lambda: state(server)["sidecar"] == "ready")
     assert state(server)["sidecar_restarts"] == 1
+    assert "the scheduler's process cannot be forked ([Errno 11]" in server.log
     assert server.log.count("could not be started ([Errno 11]") == 2
     answers = [generate(server, prompt, **TOKENS)["output_ids"] for prompt in prompts]
     assert answers == expected
     assert of_sidecar(state(server)["accepted_tokens"]) > 0
 
 
-ELSEWHERE = {"start", "repair_detokenizer", "repair_scheduler"}
+ELSEWHERE = {"start", "fork_scheduler", "repair_detokenizer", "repair_scheduler"}
 ELSEWHERE |= {"run_grpc", "engine_generate", "engine_async_generate"}
 """Hooks that no HTTP request reaches: the start, native gRPC and `sgl.Engine`. `test_hooks` tests
 their guards, and `test_faulty_start` the start."""

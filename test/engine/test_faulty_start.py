@@ -35,7 +35,13 @@ def test_errors_while_output_and_metrics_are_set_up_disable_drafts_and_metrics(
     tiny: Path, tmp_path: Path
 ) -> None:
     faults = Faults(tmp_path)
-    once = ("output_streamer_class", "start", "repair_detokenizer", "repair_scheduler")
+    once = (
+        "fork_scheduler",
+        "output_streamer_class",
+        "start",
+        "repair_detokenizer",
+        "repair_scheduler",
+    )
     for hook in once:
         faults.arm(hook)
     arguments = [*COMMON, "--speculative-algorithm", "QSPEC", "--enable-metrics"]

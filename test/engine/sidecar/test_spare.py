@@ -39,7 +39,7 @@ def forks(placed: Placement | None, tp_rank: int, pp_rank: int, engine: str) -> 
     os.environ[CPU_ENGINE] = engine
     spare._has_begun = False
     for _ in range(2):  # a sidecar calls it again
-        spare.prepare(None, tp_rank=tp_rank, pp_rank=pp_rank)
+        spare.fork_scheduler(None, tp_rank=tp_rank, pp_rank=pp_rank)
     children = [each.pid for each in psutil.Process().children()]
     taken = spare.take()
     assert children == ([] if taken is None else [taken.pid])
@@ -56,7 +56,7 @@ def scheduler(answers: "multiprocessing.Queue[list[bool]]") -> None:
     spare._has_begun = False
     environment.write(ON_CPU)
     os.environ[CPU_ENGINE] = "1"
-    spare.prepare(None, tp_rank=0, pp_rank=0)
+    spare.fork_scheduler(None, tp_rank=0, pp_rank=0)
     spare.discard()
     assert not psutil.Process().children()
     threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -79,7 +79,7 @@ def test_a_process_that_is_no_child_of_a_server_does_not_fork(
     monkeypatch.setattr(spare, "_has_begun", False)
     environment.write(ON_CPU)
     try:
-        spare.prepare(None, tp_rank=0, pp_rank=0)
+        spare.fork_scheduler(None, tp_rank=0, pp_rank=0)
     finally:
         environment.write(None)
     assert spare.take() is None

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 _spare: ForkServer | None = None
 """The fork server, until `take` or `discard`."""
 _has_begun = False
-"""Whether `prepare` was called. A sidecar, a fork of this process, calls it again."""
+"""Whether `fork_scheduler` was called. A sidecar, a fork of this process, calls it again."""
 
 
-def prepare(server_args: object, tp_rank: int, pp_rank: int) -> None:
+def fork_scheduler(server_args: object, tp_rank: int, pp_rank: int) -> None:
     """Before `spawn_world_rank`, with which a scheduler's process begins.
 
     Fork the process of rank 0 if the server has a sidecar of its own on a CPU.

@@ -180,7 +180,12 @@ def scheduler() -> tuple[Hook, ...]:
             AFTER,
             OnError.END_SPECULATION,
         ),
-        Hook("sglang.srt.runtime_context.spawn_world_rank", spare.prepare, BEFORE, OnError.SKIP),
+        Hook(
+            "sglang.srt.runtime_context.spawn_world_rank",
+            spare.fork_scheduler,
+            BEFORE,
+            OnError.SKIP,
+        ),
         Hook(_SCHEDULER + ".init_tokenizer", stop_strings.repair_scheduler, AFTER, OnError.SKIP),
         # If the sidecar cannot start, speculation ends, since the link would wait forever.
         Hook(
