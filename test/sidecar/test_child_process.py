@@ -188,12 +188,13 @@ def test_a_sidecar_loads_at_normal_priority_and_ends_with_its_parent(models: Dem
     )
     assert parent.stdout is not None
     server = psutil.Process(int(parent.stdout.readline()))
-    until(
-        lambda: server.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
-        "the sidecar did not raise its limit of open files",
-    )
     until(server.children, "the sidecar was not forked", START_S)
     (child,) = server.children()
+    until(
+        lambda: child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
+        "the sidecar did not raise its limit of open files",
+        60.0,
+    )
     until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model", 60.0)
     assert {thread_nice(child.pid, thread.id) for thread in child.threads()} == {0}
     assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
