@@ -187,19 +187,21 @@ def test_a_sidecar_loads_at_normal_priority_and_ends_with_its_parent(models: Dem
         text=True,
     )
     assert parent.stdout is not None
-    server = psutil.Process(int(parent.stdout.readline()))
-    until(server.children, "the sidecar was not forked", START_S)
-    (child,) = server.children()
-    until(
-        lambda: child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
-        "the sidecar did not raise its limit of open files",
-        60.0,
-    )
-    until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model", 60.0)
-    assert {thread_nice(child.pid, thread.id) for thread in child.threads()} == {0}
-    assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
-    parent.kill()
-    parent.wait()
+    try:
+        server = psutil.Process(int(parent.stdout.readline()))
+        until(server.children, "the sidecar was not forked", START_S)
+        (child,) = server.children()
+        until(
+            lambda: child.rlimit(psutil.RLIMIT_NOFILE) == (limit, limit),
+            "the sidecar did not raise its limit of open files",
+            60.0,
+        )
+        until(lambda: child.num_threads() > 1, "the sidecar did not begin to load its model", 60.0)
+        assert {thread_nice(child.pid, thread.id) for thread in child.threads()} == {0}
+        assert os.getsid(child.pid) == os.getsid(0)  # in another session niceness has no effect
+    finally:
+        parent.kill()
+        parent.wait()
     child.wait(timeout=60)
     server.wait(timeout=60)
 
