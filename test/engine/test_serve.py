@@ -119,6 +119,23 @@ def check_joined(pieces: list[dict[str, Any]], labels: list[str], output_ids: li
     check_trace(answer, prefills=1 + last["num_retractions"])
 
 
+def test_the_sidecar_comes_from_a_fork_of_the_scheduler(server: Server) -> None:
+    fork_server = sidecar_process(server).parent()
+    assert fork_server is not None
+    scheduler = fork_server.parent()
+    assert scheduler is not None
+    assert "sglang::scheduler" in "".join(scheduler.cmdline())
+    assert top_of_stack(fork_server.pid) == top_of_stack(scheduler.pid)
+
+
+def top_of_stack(pid: int) -> str:
+    """Where the stack of a process ends, which is random in a process that is no fork."""
+    (line,) = (
+        each for each in Path(f"/proc/{pid}/maps").read_text().splitlines() if "[stack]" in each
+    )
+    return line.split()[0].partition("-")[2]
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be divided")
 def test_target_and_sidecar_have_cores_of_their_own(server: Server, models: DemoModels) -> None:
     everything = os.sched_getaffinity(0)

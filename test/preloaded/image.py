@@ -32,7 +32,6 @@ import setproctitle
 
 from test.preloaded.interpreter import (
     READ_AT_IMPORT,
-    SETTLING,
     SIZE,
     Command,
     Interpreter,
@@ -165,8 +164,6 @@ class Image:
             value = type(default)(os.environ.get(variable, default))
             setattr(sys.modules[module], name, value)
         self._use_threads()
-        if SETTLING & {*command.arguments}:
-            self._use_threads_of_draft_model()
         sys.orig_argv = [sys.executable, *command.arguments]
         setproctitle.setproctitle(" ".join(sys.orig_argv))
 
@@ -176,18 +173,6 @@ class Image:
 
         most = min(self._threads, len(os.sched_getaffinity(0)))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", most)))
-
-    def _use_threads_of_draft_model(self) -> None:
-        """Use as many threads as the environment says when a draft model is loaded."""
-        from sglang_qspec.sidecar.draft_model import DraftModel
-
-        sound: Callable[..., None] = DraftModel.__init__
-
-        def load(model: DraftModel, *given: Any) -> None:
-            self._use_threads()
-            sound(model, *given)
-
-        DraftModel.__init__ = load  # type: ignore[assignment, method-assign]
 
 
 def _python_path() -> list[str]:

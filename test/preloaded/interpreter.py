@@ -35,12 +35,12 @@ import msgspec
 ROOT = Path(__file__).parents[2]
 _LIBC = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
-SETTLING = {"sglang_qspec.sidecar", "sglang_qspec.tools.measure.loaded_model"}
-"""Modules that set their CPUs and the number of them before they import torch."""
-PROGRAMS = SETTLING | {
+PROGRAMS = {
     "sglang.launch_server",
     "sglang_qspec",
+    "sglang_qspec.sidecar",
     "sglang_qspec.sidecar.fork_server",
+    "sglang_qspec.tools.measure.loaded_model",
     "test.engine.cuda.serving",
     "test.engine.families.parity",
     "test.engine.passes.prefilling",

@@ -5,17 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sglang_qspec.config import QSpecConfig
 from sglang_qspec.sidecar.child_process import BACKOFF_S, LOOK_S, UNUSABLE, SidecarProcess
 from sglang_qspec.sidecar.child_process import PROGRAM as NAME
 from sglang_qspec.sidecar.fork_server import TITLE
 from sglang_qspec.sidecar.forks import ForkServer
+from test.sidecar.supervision import Clock, sidecar_on, until
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,13 +38,6 @@ PROGRAM = (
     "    fork_server.serve(orders, run)\n",
 )
 """A fork server of stand-ins."""
-
-
-def until(happened: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Stand:
@@ -210,13 +203,6 @@ def test_a_fork_never_goes_on_in_what_it_was_before(ending: str, code: int) -> N
     assert ("Traceback" in done.stderr) is (code == 1)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let new fork servers be those of stand-ins."""
@@ -229,18 +215,16 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervised(stand: Stand, clock: Clock) -> SidecarProcess:
-    process = SidecarProcess(
-        QSpecConfig(),
-        model_path="m",
-        quantization=None,
-        endpoint="ipc:///nowhere",
-        device="cpu",
-        clock=clock,
-    )
+    process = sidecar_on("cpu", clock)
     process.command[len(NAME) :] = stand.arguments
     process.start()
     until(lambda: process.pid in stand.pids)
     return process
+
+
+def await_another(process: SidecarProcess, stand: Stand, pid: int) -> None:
+    """Wait until a sidecar has begun that is not the process `pid`."""
+    until(lambda: process.pid in stand.pids - {pid})
 
 
 def test_a_restart_forks_and_a_dead_fork_server_is_started_again(stand: Stand) -> None:
@@ -257,7 +241,7 @@ def test_a_restart_forks_and_a_dead_fork_server_is_started_again(stand: Stand) -
         process.keep_alive()
         clock.now += max(BACKOFF_S)
         process.keep_alive()
-        until(lambda: process.pid in stand.pids - {sidecar})  # noqa: B023 -- called at once
+        await_another(process, stand, sidecar)
         assert process.pid is not None
         servers.append(psutil.Process(process.pid).ppid())
     assert servers[0] == first != servers[1]
@@ -283,14 +267,8 @@ def test_a_sidecar_that_is_given_up_leaves_no_fork_server(stand: Stand, code: in
     assert process.exit_code == code
 
 
-def test_sidecars_on_gpus_do_not_fork(stand: Stand, tmp_path: Path) -> None:
-    process = SidecarProcess(
-        QSpecConfig(),
-        model_path="m",
-        quantization=None,
-        endpoint="ipc:///nowhere",
-        device="cuda:0",
-    )
+def test_sidecars_on_gpus_do_not_fork(tmp_path: Path) -> None:
+    process = sidecar_on("cuda:0", Clock())
     seen = tmp_path / "arguments"
     code = f"import sys; open({str(seen)!r}, 'w').write(' '.join(sys.argv))"
     process.command[:] = [sys.executable, "-c", code]

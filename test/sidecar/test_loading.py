@@ -146,6 +146,12 @@ def test_a_sidecar_of_a_server_lets_the_servers_kernels_go_first_under_mps(
     assert os.environ["CUDA_MPS_CLIENT_PRIORITY"] == "0"
 
 
+def test_a_sidecar_knows_the_parent_of_its_fork_server() -> None:
+    above = [each.pid for each in psutil.Process().parents()]
+    assert all(map(service._has_ancestor, above[:2]))
+    assert not any(map(service._has_ancestor, [os.getpid(), *above[2:]]))
+
+
 def test_quantized_layers_that_no_kernel_takes_are_refused_before_anything_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

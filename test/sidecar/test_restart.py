@@ -2,8 +2,6 @@
 
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,13 +18,7 @@ from sglang_qspec.sidecar.child_process import (
     SidecarProcess,
 )
 from sglang_qspec.sidecar.options import parser
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from test.sidecar.supervision import Clock, sidecar_on, until
 
 
 @pytest.fixture
@@ -35,24 +27,9 @@ def clock() -> Clock:
 
 
 def program(clock: Clock, code: str, visible: str | None = None) -> SidecarProcess:
-    process = SidecarProcess(
-        QSpecConfig(),
-        model_path="m",
-        quantization=None,
-        endpoint="ipc:///nowhere",
-        device="cuda:0",  # which no fork server starts
-        visible=visible,
-        clock=clock,
-    )
+    process = sidecar_on("cuda:0", clock, visible)  # which no fork server starts
     process.command[:] = [sys.executable, "-c", code]
     return process
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def die(process: SidecarProcess, clock: Clock) -> None:

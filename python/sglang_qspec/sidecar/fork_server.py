@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -72,8 +73,7 @@ def serve_forked(orders: socket.socket) -> int:
     """`serve` the real sidecar, in a fork of a process with other tasks."""
     os.setpgid(0, 0)
     os.dup2(2, 1)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    _empty_standard_input()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_DFL)
     # Others learn from the end of pipes that the process has ended. What is registered with
@@ -88,8 +88,9 @@ def serve_forked(orders: socket.socket) -> int:
 
 def _program() -> Program:
     """The sidecar's program, once its modules are imported."""
-    from sglang_qspec.sidecar import __main__, loading, service  # noqa: F401 -- imports torch
+    from sglang_qspec.sidecar import __main__, loading  # imports torch
 
+    importlib.import_module("sglang_qspec.sidecar.service")  # which the program imports late
     loading.import_modules()
     return __main__.run_forked
 
@@ -169,9 +170,13 @@ def _end_with(server: int) -> None:
 def standard_input() -> socket.socket:
     """The socket that is the standard input, which becomes empty."""
     orders = socket.socket(fileno=os.dup(0))
+    _empty_standard_input()
+    return orders
+
+
+def _empty_standard_input() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    return orders
 
 
 if __name__ == "__main__":

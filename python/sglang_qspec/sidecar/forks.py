@@ -2,10 +2,10 @@
 
 The imports take most of the time of a start on a CPU. A *fork server* has done them, has one
 thread, and only forks (`sidecar.fork_server`). A sidecar shares the memory of the imports with it.
-It comes into being in two ways: the scheduler's process of a server forks it before that process
-does anything else (`engine.sidecar.spare`), or it is started as a program. Only sidecars on CPUs
-start so: a process that has initialized CUDA cannot be forked, and some modules of SGLang do that
-when they are imported.
+It is a fork of the scheduler's process, from before that process does anything else
+(`engine.sidecar.scheduler_fork`), or a program of its own. Only sidecars on CPUs start so: a
+process that has initialized CUDA cannot be forked, and some modules of SGLang do that when they are
+imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import os
-import select
 import signal
 import socket
 import struct
@@ -34,6 +33,8 @@ LONGEST_ORDER = 1 << 17
 number of a signal for the sidecar."""
 REPORT = struct.Struct("?i")
 """What the fork server reports: whether the sidecar runs, and its process id or its exit code."""
+POLL_S = 0.005
+"""Time between two looks whether a process has ended, in seconds."""
 CLOSE_S = 5.0
 """Time of the fork server to end after its parent has closed its end, in seconds."""
 
@@ -140,14 +141,7 @@ class ForkServer:
 
     def wait(self, timeout: float = math.inf) -> int:
         """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired("the sidecar", timeout)
-            if self._has_reported(left) and not self._receive():
-                self._server.wait()  # it has closed its end
-        return code
+        return _exit_code(self.poll, timeout)
 
     def terminate(self) -> None:
         """Send the sidecar SIGTERM, or end a fork server that has not forked it yet."""
@@ -177,24 +171,12 @@ class ForkServer:
         with contextlib.suppress(OSError):  # the fork server has ended, which `poll` reports
             self._socket.send(json.dumps(order).encode())
 
-    def _has_reported(self, seconds: float) -> bool:
-        """Whether there is a report, or the fork server's end, within `seconds`."""
-        limit = None if seconds == math.inf else seconds
-        return bool(select.select([self._socket], [], [], limit)[0])
-
-    def _receive(self) -> bool:
-        """Read all reports. Returns False at the end of the fork server."""
-        while True:
-            try:
-                report = self._socket.recv(REPORT.size)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not report:
-                return False
-            runs, number = REPORT.unpack(report)
-            self._pid, self._code = (number, None) if runs else (self._pid, number)
+    def _receive(self) -> None:
+        """Read all reports. There are none after the end of the fork server."""
+        with contextlib.suppress(OSError):
+            while report := self._socket.recv(REPORT.size):
+                runs, number = REPORT.unpack(report)
+                self._pid, self._code = (number, None) if runs else (self._pid, number)
 
 
 class _Child:
@@ -208,19 +190,14 @@ class _Child:
         if self._code is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # something else has waited for it
+            except ChildProcessError:  # other code has read the exit code, so it is not known
                 pid, status = self.pid, 0
             if pid:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired("the fork server", timeout or 0.0)
-            time.sleep(0.005)
-        return code
+        return _exit_code(self.poll, math.inf if timeout is None else timeout)
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)
@@ -233,6 +210,16 @@ class _Child:
             os.kill(self.pid, number)
 
 
+def _exit_code(poll: Callable[[], int | None], timeout: float) -> int:
+    """What `poll` returns once it is not None. Raises subprocess.TimeoutExpired."""
+    deadline = time.monotonic() + timeout
+    while (code := poll()) is None:
+        if time.monotonic() >= deadline:
+            raise subprocess.TimeoutExpired("the sidecar", timeout)
+        time.sleep(POLL_S)
+    return code
+
+
 def exit_with(run: Callable[[], int]) -> NoReturn:
     """End this process, a fork, with the exit code that `run` returns.
 
@@ -243,7 +230,7 @@ def exit_with(run: Callable[[], int]) -> NoReturn:
         code = run()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:  # noqa: BLE001 -- it would go on in what the process was before the fork
+    except BaseException:  # noqa: BLE001 -- the fork must not continue as its parent
         traceback.print_exc()
     finally:
         logging.shutdown()

@@ -7,6 +7,7 @@ imported when a model is loaded: they take seconds, and need the kernels that it
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,8 @@ def import_modules() -> None:
 
     load_plugins()
 
-    import sglang.srt.model_executor.model_runner
-    import sglang.srt.models.registry  # noqa: F401
+    for name in ("model_executor.model_runner", "models.registry"):
+        importlib.import_module(f"sglang.srt.{name}")
 
 
 def load(options: DraftModelOptions) -> tuple[Any, int]:

@@ -22,8 +22,7 @@ measures what was taken."""
 PROCESS_BYTES = GIB + GIB // 4
 """Memory of a sidecar on a CPU besides weights and KV, in bytes of its resident set. Python, torch
 and SGLang take 1 GiB of it, of which 0.4 GiB are libraries that the server's processes share. The
-rest is for passes. A fork server adds 0.1 GiB: the sidecar shares the memory that the fork server
-had at the fork."""
+rest is for passes. The sidecar shares the memory that its fork server had at the fork."""
 
 
 def cpu_bytes(total: int, fraction: float) -> int:

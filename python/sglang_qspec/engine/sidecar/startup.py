@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_model, get_parallel, get_serving, get
 from sglang_qspec.config import SHARED_FRACTION, QSpecConfig, flag, visible_gpus
 from sglang_qspec.engine.placement import core_division, environment
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.engine.sidecar import model_pair, spare
+from sglang_qspec.engine.sidecar import model_pair, scheduler_fork
 from sglang_qspec.engine.sidecar.pool import Opened
 from sglang_qspec.errors import LinkError
 from sglang_qspec.heads.config import digest, folder_of, is_head_folder
@@ -46,7 +46,7 @@ def open_links(settings: QSpecConfig, gpu_id: int) -> Opened:
     try:
         return _open(settings, gpu_id)
     finally:
-        spare.discard()  # what the first scheduler of several has not taken
+        scheduler_fork.discard()  # what the first scheduler of several has not taken
 
 
 def _open(settings: QSpecConfig, gpu_id: int) -> Opened:
@@ -134,7 +134,7 @@ def _start_own(settings: QSpecConfig, draft_model: str, hello: Hello, gpu_id: in
         background=bool(placed.cores),
         shared=bool(placed.endpoint),
         target_path=get_model().model_path if of_head else "",
-        fork_server=spare.take(),
+        fork_server=scheduler_fork.take(),
     )
     if not placed.shared:
         process.start()

@@ -168,7 +168,7 @@ def scheduler() -> tuple[Hook, ...]:
         results,
         stop_strings,
     )
-    from sglang_qspec.engine.sidecar import spare
+    from sglang_qspec.engine.sidecar import scheduler_fork
 
     check_pending_load = (
         "sglang.srt.speculative.external_corpus_manager.ExternalCorpusManager.check_pending_load"
@@ -182,7 +182,7 @@ def scheduler() -> tuple[Hook, ...]:
         ),
         Hook(
             "sglang.srt.runtime_context.spawn_world_rank",
-            spare.fork_scheduler,
+            scheduler_fork.fork_scheduler,
             BEFORE,
             OnError.SKIP,
         ),

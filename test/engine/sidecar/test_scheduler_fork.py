@@ -11,7 +11,7 @@ import pytest
 from sglang_qspec.config import CPU_ENGINE
 from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.engine.sidecar import spare
+from sglang_qspec.engine.sidecar import scheduler_fork
 from sglang_qspec.sidecar import loading
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -37,11 +37,11 @@ def forks(placed: Placement | None, tp_rank: int, pp_rank: int, engine: str) -> 
     """Whether this process, that of a scheduler, forks."""
     environment.write(placed)
     os.environ[CPU_ENGINE] = engine
-    spare._has_begun = False
+    scheduler_fork._has_begun = False
     for _ in range(2):  # a sidecar calls it again
-        spare.fork_scheduler(None, tp_rank=tp_rank, pp_rank=pp_rank)
+        scheduler_fork.fork_scheduler(None, tp_rank=tp_rank, pp_rank=pp_rank)
     children = [each.pid for each in psutil.Process().children()]
-    taken = spare.take()
+    taken = scheduler_fork.take()
     assert children == ([] if taken is None else [taken.pid])
     if taken is not None:
         taken.close()
@@ -51,13 +51,13 @@ def forks(placed: Placement | None, tp_rank: int, pp_rank: int, engine: str) -> 
 def scheduler(answers: "multiprocessing.Queue[list[bool]]") -> None:
     """A scheduler's process: whether it forks in each of CASES, and then with another thread."""
     loading.import_modules = lambda: None
-    vars(spare)["serve_forked"] = wait
+    vars(scheduler_fork)["serve_forked"] = wait
     found = [forks(*case) for case in CASES]
-    spare._has_begun = False
+    scheduler_fork._has_begun = False
     environment.write(ON_CPU)
     os.environ[CPU_ENGINE] = "1"
-    spare.fork_scheduler(None, tp_rank=0, pp_rank=0)
-    spare.discard()
+    scheduler_fork.fork_scheduler(None, tp_rank=0, pp_rank=0)
+    scheduler_fork.discard()
     assert not psutil.Process().children()
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     answers.put([*found, forks(*CASES[0])])
@@ -67,19 +67,18 @@ def test_only_the_first_scheduler_of_a_server_with_a_sidecar_on_a_cpu_forks() ->
     answers = SPAWN.Queue()
     process = SPAWN.Process(target=scheduler, args=(answers,))
     process.start()
-    found = answers.get(timeout=120)
-    process.join(60)
-    assert found == [True, *[False] * len(CASES)]
+    process.join(120)
     assert process.exitcode == 0
+    assert answers.get(timeout=10) == [True, *[False] * len(CASES)]
 
 
 def test_a_process_that_is_no_child_of_a_server_does_not_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spare, "_has_begun", False)
+    monkeypatch.setattr(scheduler_fork, "_has_begun", False)
     environment.write(ON_CPU)
     try:
-        spare.fork_scheduler(None, tp_rank=0, pp_rank=0)
+        scheduler_fork.fork_scheduler(None, tp_rank=0, pp_rank=0)
     finally:
         environment.write(None)
-    assert spare.take() is None
+    assert scheduler_fork.take() is None

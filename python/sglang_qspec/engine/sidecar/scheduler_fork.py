@@ -16,7 +16,7 @@ from sglang_qspec.sidecar.forks import ForkServer
 
 logger = logging.getLogger(__name__)
 
-_spare: ForkServer | None = None
+_fork: ForkServer | None = None
 """The fork server, until `take` or `discard`."""
 _has_begun = False
 """Whether `fork_scheduler` was called. A sidecar, a fork of this process, calls it again."""
@@ -27,7 +27,7 @@ def fork_scheduler(server_args: object, tp_rank: int, pp_rank: int) -> None:
 
     Fork the process of rank 0 if the server has a sidecar of its own on a CPU.
     """
-    global _spare, _has_begun
+    global _fork, _has_begun
     if _has_begun:
         return
     _has_begun = True
@@ -42,19 +42,19 @@ def fork_scheduler(server_args: object, tp_rank: int, pp_rank: int) -> None:
 
     loading.import_modules()  # this process needs them soon too
     try:
-        _spare = ForkServer.of_this_process(serve_forked)
+        _fork = ForkServer.of_this_process(serve_forked)
     except OSError as error:
         logger.warning("the scheduler's process cannot be forked (%s)", error)
 
 
 def take() -> ForkServer | None:
     """The fork server; None if there is none. The caller closes it."""
-    global _spare
-    taken, _spare = _spare, None
+    global _fork
+    taken, _fork = _fork, None
     return taken
 
 
 def discard() -> None:
     """End a fork server that nothing has taken."""
     if (left := take()) is not None:
-        left.close()
+        left.close(grace_s=0.0)
