@@ -149,7 +149,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench_batches", __doc__)
     add = parser.add_argument
     add("--rounds", type=positive, default=3, help="rounds of the three loads (default: 3)")
-    add("--seconds", type=positive, default=16, help="length of a load (default: 16)")
+    add("--seconds", type=positive, default=60, help="length of a load (default: 60)")
     add("--rate", type=rate, default=1.0, help="chats that arrive in a second (default: 1)")
     add("--slots", type=positive, default=4, help="running requests of the server (default: 4)")
     add("--chat-tokens", type=positive, default=16, help="answer to a chat (default: 16)")

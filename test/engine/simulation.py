@@ -46,6 +46,8 @@ class Simulation:
     cost: Callable[[int, float], float]
     """Seconds that a pass takes, by number of requests and average width."""
     width: int = 16
+    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Ranks of requests in the queue; (0, 0) for the others."""
     ragged: bool = True
     chains: bool = False
     link: Link | None = None
@@ -65,6 +67,8 @@ class Simulation:
             chains=self.chains,
             clock=self.clock,
         )
+        self.longest = 0.0
+        """The longest pass, as a multiple of a pass without drafts over its requests."""
         self.rows = 0
         """Number of tokens in the inputs of all passes."""
         self.branching = 0
@@ -88,6 +92,7 @@ class Simulation:
                 max_new_tokens=len(answer),
                 stop_token_ids=[],
                 custom_params=asked.get(rid),
+                rank=self.ranks.get(rid, (0, 0)),
             )
             self.active.admit(rid)
         self.accounting.interrupt()
@@ -120,7 +125,9 @@ class Simulation:
         self.rows += trees.rows
         parents = [tree.parents[1:] for tree in map(trees.__getitem__, range(len(trees)))]
         self.branching += sum(len(set(row)) < len(row) for row in parents)
-        self.clock.now += self.cost(len(trees), trees.rows / len(trees))
+        seconds = self.cost(len(trees), trees.rows / len(trees))
+        self.longest = max(self.longest, seconds / self.cost(len(trees), 1))
+        self.clock.now += seconds
         accepted, bonus_ids = [], []
         for row, rid in enumerate(rids):
             left = answers[rid][len(outputs[rid]) :]

@@ -24,7 +24,7 @@ from sglang_qspec.engine.sidecar.client import STREAMS_PER_SUBMISSION, is_step
 from sglang_qspec.engine.sidecar.pool import Opened, SidecarPool
 from sglang_qspec.engine.telemetry.first_drafts import FirstDrafts
 from sglang_qspec.messages import Drafted, SeededSampling
-from sglang_qspec.policy import FirstTokens, LastRequests, Sources
+from sglang_qspec.policy import FirstTokens, LastRequests, Precedence, Sources
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.trie import DraftTrees, RequestTrie, Source, TrieStore
@@ -61,6 +61,7 @@ class Speculator:
         """Guesses that the target's passes improve; None without the setting."""
         self.sources = Sources(clock)
         self.last_requests = LastRequests()
+        self.precedence = Precedence(clock)
         self.link_seconds = 0.0
         """Seconds spent on sending and receiving since the start, without waits."""
         self._link_taken = 0.0
@@ -282,6 +283,11 @@ class Speculator:
         """Factor by which each request's scores are multiplied: float64 [bs]."""
         lives = map(self._live.get, rids)
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
+
+    def longest_pass(self, rids: Sequence[str]) -> float:
+        """Maximum time of a pass with drafts, as a multiple of one without; mostly infinite."""
+        lives = filter(None, map(self._live.get, rids))
+        return self.precedence.longest_pass(live.rank[0] for live in lives)
 
     def tokens_left(self) -> dict[str, int] | None:
         """Largest number of output tokens to come, by running request; None while others wait."""

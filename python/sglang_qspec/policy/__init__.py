@@ -6,6 +6,7 @@ from sglang_qspec.policy.draft_trials import DraftTrials
 from sglang_qspec.policy.last_requests import LastRequests
 from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
+from sglang_qspec.policy.precedence import Precedence
 from sglang_qspec.policy.prefill_rows import PrefillRows
 from sglang_qspec.policy.routing import Route
 from sglang_qspec.policy.row_budget import RowBudget, spend
@@ -31,6 +32,7 @@ __all__ = [
     "PassTimes",
     "PipelinePlan",
     "PipelineSelector",
+    "Precedence",
     "PrefillRows",
     "Route",
     "RowBudget",

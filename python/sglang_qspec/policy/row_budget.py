@@ -10,6 +10,7 @@ tokens of a batch are the best tokens of each tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,13 +77,18 @@ class RowBudget:
         self.max_width = max_width
 
     def choose(
-        self, scores: NDArray[np.float32], factors: NDArray[np.float64] | None = None
+        self,
+        scores: NDArray[np.float32],
+        factors: NDArray[np.float64] | None = None,
+        *,
+        longest: float = math.inf,
     ) -> RowChoice:
         """The rows of a pass over a batch.
 
         `scores` [bs, D] are the scores of the trees' nodes: the root first, then in falling order,
         0 for padding. `factors` [bs] multiply each request's scores (`Credit.factor`), by default
-        with 1.
+        with 1. A pass with drafts takes at most `longest` times as long as one without
+        (`Precedence`).
         """
         bs = len(scores)
         gains = scores[:, : self.max_width].astype(np.float64)
@@ -97,9 +103,9 @@ class RowBudget:
         plain = self.times.seconds(bs, 1)
         best, rate = 0, MARGIN * bs / plain
         for drafts in _steps(bs, len(order), totals):
-            found = tokens[drafts] / self.times.seconds(bs, (bs + drafts) / bs)
-            if found > rate:
-                best, rate = drafts, found
+            seconds = self.times.seconds(bs, (bs + drafts) / bs)
+            if tokens[drafts] / seconds > rate and seconds <= longest * plain:
+                best, rate = drafts, tokens[drafts] / seconds
         if self.times.plain_is_due(bs):
             best = 0
         return self._pass(gains, order, best, tokens)

@@ -9,6 +9,7 @@ the policy compares wider passes with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,13 +75,18 @@ class WidthPolicy:
         self._steps = (*(width for width in LADDER if width < max_width), max_width)
 
     def choose(
-        self, scores: NDArray[np.float32], factors: NDArray[np.float64] | None = None
+        self,
+        scores: NDArray[np.float32],
+        factors: NDArray[np.float64] | None = None,
+        *,
+        longest: float = math.inf,
     ) -> Choice:
         """The common width of a pass over a batch.
 
         `scores` [bs, D] are the scores of the trees' nodes: the root first, then in falling order,
         0 for padding. `factors` [bs] multiply each request's scores (`Credit.factor`), by default
-        with 1.
+        with 1. A pass with drafts takes at most `longest` times as long as one without
+        (`Precedence`), unless all allowed widths take longer.
         """
         bs = len(scores)
         if factors is None:
@@ -91,10 +97,10 @@ class WidthPolicy:
         first, *wider = self._allowed(bs)
         narrowest = self._pass(bs, first, tokens)
         best, rate = narrowest, narrowest.rate * (MARGIN if first == 1 else 1.0)
-        largest = np.count_nonzero(gains)
+        largest, most = np.count_nonzero(gains), longest * self.times.seconds(bs, 1)
         for width in wider:
             found = self._pass(bs, width, tokens)
-            if found.rate > rate:
+            if found.rate > rate and found.seconds <= most:
                 best, rate = found, found.rate
             if width >= largest:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,6 +234,11 @@ def test_an_answer_that_reaches_its_limit_is_counted(case: Case) -> None:
     before = case.drafts.last_requests.certainty
     case.finish()
     assert case.drafts.last_requests.certainty > before
+
+
+def test_requests_of_one_priority_have_passes_of_any_length(case: Case) -> None:
+    case.join()
+    assert case.drafts.longest_pass(["a"]) == math.inf
 
 
 def test_link_seconds_are_taken_once(case: Case) -> None:

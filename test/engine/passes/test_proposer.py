@@ -111,6 +111,21 @@ def test_good_guesses_are_used_again_after_the_bad_ones(ragged: bool) -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
+def test_passes_over_lines_are_short_while_chats_arrive(ragged: bool) -> None:
+    """Right guesses give the lines wide passes, but each chat that comes waits for one pass."""
+    simulation = Simulation(cost, ragged=ragged, ranks={f"chat {n}": (-1000, 0) for n in range(2)})
+    lines, chats = texts("line", 2), texts("chat", 2)
+    simulation.serve(lines, right(lines))
+    assert simulation.longest > 1.5
+    simulation.active.precedence.arrive(-1000)
+    simulation.longest = 0.0
+    simulation.serve(lines, right(lines))
+    assert 1.0 < simulation.longest <= 1.3  # the times of passes are estimates
+    simulation.serve(chats, right(chats))
+    assert simulation.longest > 1.5
+
+
+@pytest.mark.parametrize("ragged", [False, True])
 def test_a_width_that_takes_too_long_is_not_used(ragged: bool) -> None:
     def steep(requests: int, width: float) -> float:
         return PLAIN_S * (0.2 + 0.8 * width * requests)

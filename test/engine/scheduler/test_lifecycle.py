@@ -1,5 +1,6 @@
 """Requests that join the queue: their ranks, and fields that cannot be read."""
 
+import math
 import random
 import sys
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.scheduler import lifecycle
 from sglang_qspec.engine.scheduler.lifecycle import rank
 from sglang_qspec.link import FakeSidecarLink
+from sglang_qspec.policy.precedence import LONGEST
 from test.engine.speculating import connect, counting, poll, tree_of
 
 
@@ -112,3 +114,20 @@ def test_a_fault_of_one_request_costs_at_most_its_drafts(fault: dict[str, Any]) 
     poll(active)
     assert tree_of(active, "good", [8], 4).token_ids == (8, 9, 10, 11)
     active.check_integrity()
+
+
+def test_a_chat_that_gets_no_drafts_shortens_the_passes_over_lines_too() -> None:
+    active = connect(FakeSidecarLink(counting))
+    speculation.activate(active)
+    policy = SimpleNamespace(priority_sign=-1, policy=CacheAgnosticPolicy.FCFS)
+    scheduler = SimpleNamespace(enable_priority_scheduling=True, policy=policy)
+    line, chat = joining("line", priority=-1000), joining("chat", multimodal_inputs=object())
+    scheduler.waiting_queue = [line]
+    lifecycle.enqueued(None, scheduler, line)
+    assert active.longest_pass(["line"]) == math.inf
+    scheduler.waiting_queue = [chat]
+    lifecycle.enqueued(None, scheduler, chat, is_retracted=True)
+    assert active.longest_pass(["line"]) == math.inf
+    lifecycle.enqueued(None, scheduler, chat)
+    assert active.live("chat") is None
+    assert active.longest_pass(["line"]) == LONGEST

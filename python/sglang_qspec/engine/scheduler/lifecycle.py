@@ -37,6 +37,8 @@ def enqueued(result: None, scheduler: Any, req: Any, is_retracted: bool = False)
     if not scheduler.waiting_queue or scheduler.waiting_queue[-1] is not req:
         return
     if not is_retracted:
+        with reading("noting its priority"):
+            active.precedence.arrive(rank(scheduler, req)[0])
         with reading("widening the search for its stop strings"):
             stop_strings.widen(req.sampling_params)
     with reading("starting its labels and its trace"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,6 +96,10 @@ class SimulatedDrafts:
     def factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factor of each request's scores, from its credit."""
         return np.array([self._requests[rid].credit.factor for rid in rids])
+
+    def longest_pass(self, rids: Sequence[str]) -> float:  # noqa: ARG002
+        """No limit, because all requests have the same priority."""
+        return math.inf
 
     def tokens_left(self) -> dict[str, int] | None:
         """Number of output tokens to come, by running request; None while others wait."""

@@ -79,6 +79,9 @@ class Drafts(Protocol):
     def last_requests(self) -> LastRequests:
         """What tokens are worth for the end of the batch."""
 
+    def longest_pass(self, rids: Sequence[str]) -> float:
+        """Maximum time of a pass with drafts, as a multiple of one without; mostly infinite."""
+
     def tokens_left(self) -> Mapping[str, int] | None:
         """Largest number of output tokens to come, by running request; None while others wait."""
 

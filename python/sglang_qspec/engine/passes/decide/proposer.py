@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -107,17 +108,16 @@ class Proposer:
         plain = plan.width == 1 or widest == 1
         if not self._runtime.enabled or plain or not drafts:
             return Proposal(self._drafts.propose(rids, outputs, 1, drafts=False))
-        factors = self._factors(rids)
+        longest = self._drafts.longest_pass(rids)
+        choose = partial(policy.choose, factors=self._factors(rids), longest=longest)
         size, left, waited = 0, math.inf, 0.0
         while True:
             trees = self._drafts.propose(rids, outputs, widest)
             if (grown := int(trees.sizes.sum())) > size:
                 size, left = grown, math.inf
             usable = trees.chains() if self._chains else trees
-            choice = policy.choose(usable.scores, factors)
-            took, left = yield from self._wait(
-                rids, usable, policy, choice, factors, plan.pipeline, left
-            )
+            choice = choose(usable.scores)
+            took, left = yield from self._wait(rids, usable, choose, choice, plan.pipeline, left)
             waited += took
             if left <= 0.0:
                 return Proposal(choice.cut(usable), trees, waited)
@@ -165,14 +165,14 @@ class Proposer:
         self,
         rids: Sequence[str],
         trees: DraftTrees,
-        policy: WidthPolicy | RowBudget,
+        choose: Callable[[NDArray[np.float32]], Choice],
         choice: Choice,
-        factors: NDArray[np.float64],
         pipeline: str,
         most: float,
     ) -> Generator[float, bool, tuple[float, float]]:
         """Wait at most `most` seconds for step drafts, if the wait is expected to save time.
 
+        `choose` gives the choice for trees with these scores; `choice` is that for `trees`.
         Returns the seconds of the wait and the seconds left; 0 are left if no step draft came.
         """
         awaited = self._drafts.awaited(rids, trees)
@@ -182,7 +182,7 @@ class Proposer:
         if ahead:
             agreement = self._drafts.totals.agreement
             hoped = with_next_steps(trees, awaited, agreement)
-            seconds = self._budget.seconds(len(rids), choice, policy.choose(hoped, factors))
+            seconds = self._budget.seconds(len(rids), choice, choose(hoped))
         else:
             seconds = self._deadline.seconds(self._step_seconds(int(awaited.sum())))
         seconds = min(seconds, most)
