@@ -20,9 +20,11 @@ The last line is JSON: `replay_pass_ratio`, passes of `replay` over those of `fi
 the time that a kill costs over 60 s, as the mean of `kill_loss_by`, which has it for each kind of
 kill; `server_start_seconds` and `sidecar_start_seconds`, the time from a kill of the server until
 it answers, and the time without a sidecar after that or after a kill of the sidecar;
-`rerun_accept_len` and `edited_accept_len`; `unrelated_cost`, one minus the median ratio of tokens/s
-of a round; `identical`, whether all batches have the same answers to the same prompts, as they must
-in float32; `rows`, `kills` of each kind and `unrelated_rounds`.
+`rerun_accept_len` and `edited_accept_len`; `edited_bound`, the accept length of `edited` if each
+pass drafted the part of the earlier answer that is right for the most tokens; `unrelated_cost`, one
+minus the median ratio of tokens/s of a round; `identical`, whether all batches have the same
+answers to the same prompts, as they must in float32; `rows`, `kills` of each kind and
+`unrelated_rounds`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from benchmark.harness.configuration import Configuration, Settings
 from benchmark.harness.dataset import by_group, mixed, spread
 from benchmark.harness.options import EXACT, add_servers, parsed, parser_of, positive, settings_of
@@ -44,11 +48,14 @@ from benchmark.harness.report import Table
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.resume.batches import Answers, cut_all, edited, run, swapped, write_lines
+from benchmark.resume.bound import fewest_passes
 from benchmark.resume.kills import VICTIMS, Killed, KilledBatch
 from sglang_qspec.tools.models.prompts import load
 
 MINUTE_S = 60.0
 PARTS = ("guesses", "kills")
+EDITED = "edited-"
+"""Begins the custom_ids of the edited prompts."""
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "batch": itemgetter("batch"),
     "tokens/s": itemgetter("tokens_per_s"),
@@ -80,7 +87,7 @@ def measure_guesses(
     path = write_lines(folder / "in.jsonl", prompts, options.max_tokens)
     chance = random.Random(1)
     texts = [edited(prompt, prompts, chance) for prompt in prompts]
-    other = write_lines(folder / "edited-in.jsonl", texts, options.max_tokens, "edited-")
+    other = write_lines(folder / "edited-in.jsonl", texts, options.max_tokens, EDITED)
     flags = ("--speculative-algorithm", "QSPEC")
     found: dict[str, Answers] = {}
     ratios = []
@@ -114,9 +121,26 @@ def measure_guesses(
         "replay_pass_ratio": round(replay.passes / first.passes, 3),
         "rerun_accept_len": round(rerun.accept_length, 2),
         "edited_accept_len": round(changed.accept_length, 2),
+        "edited_bound": round(edited_bound(settings.model, first, changed), 2),
         "unrelated_cost": round(1 - statistics.median(ratios), 3),
         "unrelated_rounds": [round(1 - ratio, 3) for ratio in ratios],
     }
+
+
+def edited_bound(model: Path, first: Answers, changed: Answers) -> float:
+    """The largest accept length of the batch `changed` with drafts from the answers of `first`.
+
+    `model` is the folder of the target. The prefill gives the first token of an answer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    passes = tokens = 0
+    for name, text in changed.texts.items():
+        answer = tokenizer(text, add_special_tokens=False).input_ids[1:]
+        earlier = first.texts[name.removeprefix(EDITED)]
+        other = tokenizer(earlier, add_special_tokens=False).input_ids
+        tokens += len(answer)
+        passes += fewest_passes(answer, other)
+    return tokens / max(1, passes)
 
 
 def measure_kills(

@@ -11,6 +11,7 @@ import pytest
 
 from benchmark.resume import kills
 from benchmark.resume.batches import cut_all, edited, run, swapped, write_lines
+from benchmark.resume.bound import fewest_passes
 from benchmark.resume.kills import KilledBatch
 from test.tools.batch.fake_server import ACCEPTED, PASSES, TOKENS, FakeServer, text_of
 from test.tools.batch.fakes import records_of, serving
@@ -49,6 +50,23 @@ def test_a_tenth_of_the_words_is_replaced() -> None:
     words = edited(prompt, ["other words"], random.Random(1)).split()
     assert sum(word in ("other", "words") for word in words) == 3
     assert sum(word == f"w{number}" for number, word in enumerate(words)) == 27
+
+
+@pytest.mark.parametrize(
+    ("answer", "other", "passes"),
+    [
+        ("abcd", "abcdef", 1),  # all of it is a part, and no token follows
+        ("abcxef", "abcdef", 2),
+        ("abcxabc", "", 5),  # the last three are a part of the answer itself
+        ("wxyz", "abcd", 4),
+        ("abcXdefXghi", "ghidefabc", 3),
+        ("", "abc", 0),
+    ],
+)
+def test_no_drafter_needs_fewer_passes_than_one_that_knows_the_answer(
+    answer: str, other: str, passes: int
+) -> None:
+    assert fewest_passes([*map(ord, answer)], [*map(ord, other)]) == passes
 
 
 @pytest.mark.parametrize(
