@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable
 RECENT_S = 30.0
 """Time after an arrival in which another request of this priority is likely, in seconds."""
 LONGEST = 1.2
-"""Maximum time of a pass then, as a multiple of a pass without drafts. With 1.2, chats beside a
-batch had times to the first token near those without it (docs/results.md, "A batch beside chats").
-"""
+"""Maximum time of a pass then, as a multiple of a pass without drafts. With 1.2, chats beside
+a batch waited 1.3 times as long for the first token as alone (docs/results.md)."""
 
 
 class Precedence:
