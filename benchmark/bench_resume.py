@@ -21,10 +21,10 @@ the time that a kill costs over 60 s, as the mean of `kill_loss_by`, which has i
 kill; `server_start_seconds` and `sidecar_start_seconds`, the time from a kill of the server until
 it answers, and the time without a sidecar after that or after a kill of the sidecar;
 `rerun_accept_len` and `edited_accept_len`; `edited_bound`, the accept length of `edited` if each
-pass drafted the part of the earlier answer that is right for the most tokens; `unrelated_cost`, one
-minus the median ratio of tokens/s of a round; `identical`, whether all batches have the same
-answers to the same prompts, as they must in float32; `rows`, `kills` of each kind and
-`unrelated_rounds`.
+pass drafted the part of the earlier answer, or of its own so far, that is right for the most
+tokens; `unrelated_cost`, one minus the median ratio of tokens/s of a round; `identical`, whether
+all batches have the same answers to the same prompts, as they must in float32; `rows`, `kills` of
+each kind and `unrelated_rounds`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from benchmark.harness.report import Table
 from benchmark.harness.speculation import wait_for_sidecar
 from benchmark.prompts import PROMPTS
 from benchmark.resume.batches import Answers, cut_all, edited, run, swapped, write_lines
-from benchmark.resume.bound import fewest_passes
+from benchmark.resume.bound import largest_accept_length
 from benchmark.resume.kills import VICTIMS, Killed, KilledBatch
 from sglang_qspec.tools.models.prompts import load
 
@@ -115,32 +116,19 @@ def measure_guesses(
             ]
             same += pair
             ratios.append(pair[0].rate / pair[1].rate)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    pairs = [(text, first.texts[n.removeprefix(EDITED)]) for n, text in changed.texts.items()]
     record["rows"] += [each.row(name) for name, each in found.items()]
     record["identical"] &= alike and all(each.texts == first.texts for each in same)
     record |= {
         "replay_pass_ratio": round(replay.passes / first.passes, 3),
         "rerun_accept_len": round(rerun.accept_length, 2),
         "edited_accept_len": round(changed.accept_length, 2),
-        "edited_bound": round(edited_bound(settings.model, first, changed), 2),
+        "edited_bound": round(largest_accept_length(pairs, encode), 2),
         "unrelated_cost": round(1 - statistics.median(ratios), 3),
         "unrelated_rounds": [round(1 - ratio, 3) for ratio in ratios],
     }
-
-
-def edited_bound(model: Path, first: Answers, changed: Answers) -> float:
-    """The largest accept length of the batch `changed` with drafts from the answers of `first`.
-
-    `model` is the folder of the target. The prefill gives the first token of an answer.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    passes = tokens = 0
-    for name, text in changed.texts.items():
-        answer = tokenizer(text, add_special_tokens=False).input_ids[1:]
-        earlier = first.texts[name.removeprefix(EDITED)]
-        other = tokenizer(earlier, add_special_tokens=False).input_ids
-        tokens += len(answer)
-        passes += fewest_passes(answer, other)
-    return tokens / max(1, passes)
 
 
 def measure_kills(

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+
+def largest_accept_length(
+    answers: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[int]]
+) -> float:
+    """Output tokens of a pass over all answers, each with the fewest passes.
+
+    `answers` has each answer and the text to draft from; `encode` gives the token ids of a text.
+    The prefill gives the first token of an answer. Answers of one token have no pass.
+    """
+    passes = tokens = 0
+    for text, other in answers:
+        answer = encode(text)[1:]
+        tokens += len(answer)
+        passes += fewest_passes(answer, encode(other))
+    return tokens / max(1, passes)
 
 
 def fewest_passes(answer: Sequence[int], other: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmark.resume import kills
 from benchmark.resume.batches import cut_all, edited, run, swapped, write_lines
-from benchmark.resume.bound import fewest_passes
+from benchmark.resume.bound import fewest_passes, largest_accept_length
 from benchmark.resume.kills import KilledBatch
 from test.tools.batch.fake_server import ACCEPTED, PASSES, TOKENS, FakeServer, text_of
 from test.tools.batch.fakes import records_of, serving
@@ -67,6 +67,16 @@ def test_no_drafter_needs_fewer_passes_than_one_that_knows_the_answer(
     answer: str, other: str, passes: int
 ) -> None:
     assert fewest_passes([*map(ord, answer)], [*map(ord, other)]) == passes
+
+
+def test_the_largest_accept_length_counts_the_passes_of_all_answers_after_their_first_token() -> (
+    None
+):
+    def encode(text: str) -> list[int]:
+        return [*map(ord, text)]
+
+    assert largest_accept_length([("abcd", "bcd"), ("xyz", "abc")], encode) == 5 / 3
+    assert largest_accept_length([("a", "b")], encode) == 0.0
 
 
 @pytest.mark.parametrize(

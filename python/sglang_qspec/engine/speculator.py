@@ -285,7 +285,10 @@ class Speculator:
         return np.array([1.0 if live is None else live.credit.factor for live in lives])
 
     def longest_pass(self, rids: Sequence[str]) -> float:
-        """Maximum time of a pass with drafts, as a multiple of one without; mostly infinite."""
+        """How many times as long a pass with drafts may take as one without.
+
+        `math.inf` if there is no limit.
+        """
         lives = filter(None, map(self._live.get, rids))
         return self.precedence.longest_pass(live.rank[0] for live in lives)
 

@@ -38,9 +38,9 @@ class Precedence:
             self._first, self._arrived = priority, self._clock()
 
     def longest_pass(self, priorities: Iterable[int]) -> float:
-        """Maximum time of a pass over requests of these priorities; infinite for no limit.
+        """How many times as long a pass over these requests may take as one without drafts.
 
-        It is a multiple of the time of a pass without drafts.
+        `priorities` has the priority of each request. `math.inf` if there is no limit.
         """
         outranked = self._is_recent and any(each > self._first for each in priorities)
         return LONGEST if outranked else math.inf

@@ -87,8 +87,8 @@ class RowBudget:
 
         `scores` [bs, D] are the scores of the trees' nodes: the root first, then in falling order,
         0 for padding. `factors` [bs] multiply each request's scores (`Credit.factor`), by default
-        with 1. A pass with drafts takes at most `longest` times as long as one without
-        (`Precedence`).
+        with 1. Unless `fixed`, a pass with drafts is predicted to take at most `longest` times as
+        long as one without (`Precedence`).
         """
         bs = len(scores)
         gains = scores[:, : self.max_width].astype(np.float64)

@@ -85,8 +85,8 @@ class WidthPolicy:
 
         `scores` [bs, D] are the scores of the trees' nodes: the root first, then in falling order,
         0 for padding. `factors` [bs] multiply each request's scores (`Credit.factor`), by default
-        with 1. A pass with drafts takes at most `longest` times as long as one without
-        (`Precedence`), unless all allowed widths take longer.
+        with 1. A pass with drafts is predicted to take at most `longest` times as long as one
+        without (`Precedence`), unless all allowed widths take longer.
         """
         bs = len(scores)
         if factors is None:

@@ -80,7 +80,10 @@ class Drafts(Protocol):
         """What tokens are worth for the end of the batch."""
 
     def longest_pass(self, rids: Sequence[str]) -> float:
-        """Maximum time of a pass with drafts, as a multiple of one without; mostly infinite."""
+        """How many times as long a pass with drafts may take as one without.
+
+        `math.inf` if there is no limit.
+        """
 
     def tokens_left(self) -> Mapping[str, int] | None:
         """Largest number of output tokens to come, by running request; None while others wait."""
