@@ -4,7 +4,7 @@ import pytest
 
 from sglang_qspec.policy import AnswerKind
 
-GREEDY, SAMPLED, GRAMMAR, MIXED = AnswerKind
+GREEDY, SAMPLED, GRAMMAR, GUESSED, MIXED = AnswerKind
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse
 
 PASS_S = 0.1
 ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
-GREEDY, SAMPLED, GRAMMAR, MIXED = AnswerKind
+GREEDY, SAMPLED, GRAMMAR, GUESSED, MIXED = AnswerKind
 Rates = Mapping[DraftUse, float] | Callable[[DraftUse], float]
 """Tokens per second by use."""
 
@@ -28,15 +28,29 @@ def serve(
     plain_rate: float = 10.0,
     proposed: DraftUse = ALL,
     promised: bool = False,
+    weight: float = 0.0,
+    reading: float = 0.0,
+    last: float = 1.0,
 ) -> Iterator[DraftUse]:
     """Uses of the rounds of a load with this `rate`.
 
-    `drafted` is the share of the tokens that the sidecar drafts while it has its cores.
+    `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight` and
+    `reading` are those of `DraftTrials.choose`. A pass with drafts brings the last request `last`
+    tokens further, one without a single token.
     """
     for _ in range(round(seconds / PASS_S)):
-        use = trials.choose(requests, kind=kind, proposed=proposed, promised=lambda: promised)
+        use = trials.choose(
+            requests,
+            kind=kind,
+            proposed=proposed,
+            promised=lambda: promised,
+            weight=weight,
+            reading=reading,
+        )
         tokens = round((rate(use) if callable(rate) else rate[use]) * PASS_S)
-        trials.observe(tokens, round(drafted * tokens) if use is ALL else 0, PASS_S, plain_rate)
+        by_sidecar = round(drafted * tokens) if use is ALL else 0
+        progress = 1 if use is NONE else last
+        trials.observe(tokens, by_sidecar, PASS_S, plain_rate, progress=progress)
         yield use
 
 

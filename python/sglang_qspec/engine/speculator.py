@@ -292,11 +292,19 @@ class Speculator:
         lives = filter(None, map(self._live.get, rids))
         return self.precedence.longest_pass(live.rank[0] for live in lives)
 
-    def tokens_left(self) -> dict[str, int] | None:
-        """Largest number of output tokens to come, by running request; None while others wait."""
-        if any(live.waits for live in self._live.values()):
-            return None
-        return {rid: live.max_new_tokens - len(live.output_ids) for rid, live in self._live.items()}
+    @property
+    def others_wait(self) -> bool:
+        """Whether requests wait to be served."""
+        return any(live.waits for live in self._live.values())
+
+    def passes_left(self) -> dict[str, float]:
+        """Expected number of passes to come (`policy.passes_left`), by running request."""
+        return {rid: live.passes_left for rid, live in self._live.items() if not live.waits}
+
+    def tokens_left(self, rids: Sequence[str]) -> list[int | None]:
+        """Largest number of output tokens to come of each request; None if it is not known."""
+        lives = map(self._live.get, rids)
+        return [None if live is None else live.tokens_left for live in lives]
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs].

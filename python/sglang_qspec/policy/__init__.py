@@ -3,7 +3,7 @@
 from sglang_qspec.policy.answer_kind import AnswerKind
 from sglang_qspec.policy.credit import Credit, FirstTokens
 from sglang_qspec.policy.draft_trials import DraftTrials
-from sglang_qspec.policy.last_requests import LastRequests
+from sglang_qspec.policy.last_requests import LastRequests, passes_left
 from sglang_qspec.policy.pass_times import GPU_COST, PassCost, PassTimes
 from sglang_qspec.policy.pipeline_selector import PipelinePlan, PipelineSelector
 from sglang_qspec.policy.precedence import Precedence
@@ -41,6 +41,7 @@ __all__ = [
     "WaitBudget",
     "WidthPolicy",
     "most_width",
+    "passes_left",
     "spend",
     "with_next_steps",
 ]

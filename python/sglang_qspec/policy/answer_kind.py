@@ -11,12 +11,17 @@ SHARE = 0.75
 
 
 class AnswerKind(Enum):
-    """How the tokens of an answer are chosen; of a batch, how those of most requests are."""
+    """How the tokens of an answer are chosen, and whether it has a guess.
+
+    The kind of a batch is that of most of its requests.
+    """
 
     GREEDY = "greedy"
     SAMPLED = "sampled"
     GRAMMAR = "grammar"
     """By a schema or another grammar, greedy or sampled."""
+    GUESSED = "guessed"
+    """In any of these ways, and with a guess of the client."""
     MIXED = "mixed"
     """A batch in which no kind prevails."""
 

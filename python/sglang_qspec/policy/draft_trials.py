@@ -5,6 +5,9 @@ predictions. `DraftTrials` measures whether they hold. It now and then serves a 
 way, for example without any draft, and keeps the way that gives the most tokens per second. So it
 also counts what no prediction knows: the work between two passes, the cores and the memory
 bandwidth that a sidecar takes from its target. The pipelines of step drafts are such ways too.
+While no request waits, a part of a token's worth is that it brings the end of the batch nearer
+(`policy/last_requests.py`). Ways are compared by tokens per second, of which this part counts as
+far as the last request gets.
 
 Batches of one kind of answers and one binary order of magnitude share a decision. They begin with
 what is known of other sizes of their kind.
@@ -89,6 +92,8 @@ class DraftTrials:
         self._gains: dict[AnswerKind, float] = {}
         """Output tokens of a request in a pass without those that the sidecar drafted."""
         self._levels: dict[tuple[AnswerKind, int], TrialLevel] = {}
+        self._weight = 0.0
+        """Part of the tokens' worth that only those of the last requests have now."""
         self._level = self._enter(AnswerKind.MIXED, 1)
         """The level of the present round."""
         self._requests = 1
@@ -127,14 +132,18 @@ class DraftTrials:
         plain: bool = True,
         proposed: DraftUse = ALL,
         promised: Callable[[], bool] = lambda: False,
+        weight: float = 0.0,
+        reading: float = 0.0,
     ) -> DraftUse:
         """The drafts of the next round over `requests` of this kind.
 
         NONE only if `plain` rounds are allowed. `proposed` is the use with step drafts whose
         pipeline is predicted to be the fastest. `promised` says whether drafts from texts would
         have been right for most requests; it is asked in some of the rounds without drafts.
+        `weight` is that of `LastRequests`. A sidecar without the texts of the batch would read for
+        `reading` seconds before it drafts.
         """
-        self._requests = requests
+        self._requests, self._weight = requests, weight
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
         near = SLACK * self._level.least <= requests < 2 * self._level.least / SLACK
         if kind is not self._level.kind or not near:
@@ -146,6 +155,7 @@ class DraftTrials:
             if self._level.unmeasured % FORECAST_EVERY == 0:
                 self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
+        self._level.weight, self._level.reading = weight, reading
         self._level.allow(plain=plain, proposed=proposed, promised=self._promised(promised))
         wanted = self._level.wanted
         begins_steps = wanted.has_steps and not self._use.has_steps
@@ -222,12 +232,14 @@ class DraftTrials:
         plain_rate: float,
         *,
         has_steps: bool = True,
+        progress: float = 1.0,
     ) -> None:
         """Record a decode pass of the round for which `choose` was called last.
 
         The pass gave `tokens` output tokens in `seconds`; the sidecar drafted `drafted` of them.
         `plain_rate` is the predicted number of tokens per second without drafts, on the cores of
-        this pass. `has_steps` says whether the pass verified step drafts.
+        this pass. `has_steps` says whether the pass verified step drafts. It brought the end
+        of the last request nearer by `progress` tokens.
         """
         self.skip(seconds)
         level = self._level
@@ -236,10 +248,10 @@ class DraftTrials:
         is_cold = self._warms_up(seconds, has_steps=has_steps)
         if is_cold or self._since < self._warm_s or level.wanted is not self._use:
             return
-        level.observe(tokens, drafted, seconds, self._requests)
+        level.observe(tokens, drafted, seconds, self._requests, progress)
         if level.is_over:
             level.assumed = self._assumed(level.kind, level.least)
-            level.expected = self._expected(level)
+            self._expect(level)
             level.conclude(self._most_texts(plain_rate))
 
     def _warms_up(self, seconds: float, *, has_steps: bool) -> bool:
@@ -258,14 +270,17 @@ class DraftTrials:
         weight = min(NEW * self._requests, MOST_NEW)
         self._gains[kind] = before + weight * (tokens / self._requests - before)
 
-    def _expected(self, level: TrialLevel) -> dict[DraftUse, float]:
-        """Predicted rates of the uses for batches as in the present window; empty if unknown."""
+    def _expect(self, level: TrialLevel) -> None:
+        """Predict the rates of the uses for batches as in the present window, if they are known."""
         found = self._forecast(round(level.requests / level.passes))
-        return {} if found is None else self._predicted(level.kind, found)
+        level.expected = {} if found is None else self._predicted(level.kind, found)
+        level.cold = None if found is None else found.reading
 
     def _predicted(self, kind: AnswerKind, found: Forecast) -> dict[DraftUse, float]:
         """Predicted rates of the uses for answers of this kind."""
-        texts = max(LOOKUPS, ROWS * self._gains.get(kind, 1.0))
+        gain = max(LOOKUPS, ROWS * self._gains.get(kind, 1.0)) - 1.0
+        # Texts are right for some requests and not for others, so the last ones get little of it.
+        texts = 1.0 + (1.0 - self._weight) * gain
         drafts = UNPROVEN * (found.drafts + BOTH * (texts - 1.0) * found.plain)
         return dict.fromkeys(DraftUse, drafts) | {TEXTS: texts * found.plain, NONE: found.plain}
 
@@ -277,7 +292,7 @@ class DraftTrials:
         level = self._level
         if not self._use.has_steps or self._ratio is None:
             return math.inf
-        others = (level.tokens - level.drafted) / level.seconds
+        others = (level.window.tokens - level.drafted) / level.window.seconds
         return self._ratio * max(plain_rate, others)
 
     def describe(self) -> list[dict[str, Any]]:

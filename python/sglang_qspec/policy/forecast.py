@@ -23,6 +23,8 @@ class Forecast:
     """With step drafts, in the best pipeline and at the best width."""
     plain: float
     """Without any draft."""
+    reading: float
+    """While the sidecar reads and has no drafts yet."""
 
 
 def forecast(
@@ -57,4 +59,4 @@ def forecast(
     undrafted = requests / verify_seconds(requests, 1)
     if rate > undrafted:  # the sidecar reads for a share of the time: `read_seconds` * the result
         rate = max(undrafted, rate / (1.0 + read_seconds * (rate - undrafted)))
-    return Forecast(rate, requests / plain_seconds)
+    return Forecast(rate, requests / plain_seconds, undrafted)

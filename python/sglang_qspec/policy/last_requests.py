@@ -5,7 +5,8 @@ The same holds while another request comes for each one that ends. Otherwise the
 the last request of the batch ends. A request that ends before saves its rows in the
 remaining passes; only tokens of those that end last save whole passes. Where rows cost much, drafts
 for the others then take more time than they save: of a batch of equal answers, some end early, and
-the rest runs in small batches.
+the rest runs in small batches. The last requests are those with the most passes to come at the pace
+that drafts have given them so far.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NEAR = 4
-"""Requests that end at most this number of tokens before the last one count as the last, too."""
+NEAR, UNSURE = 4, 0.1
+"""Requests that end at most this number of passes before the last one count as the last, too, and
+those that need at most this share of its passes less: how many they need is not known exactly."""
+STEADY = 8
+"""Tokens of an answer without drafts that are assumed beside those that tell its pace."""
 CLIENT = 0.25
 """Share of a token's worth that is the same for all requests, because the token shortens the wait
 of its own client. The rest of its worth is the time that it saves for the whole batch."""
@@ -85,22 +89,34 @@ class LastRequests:
         self._followed.observe(max(0, self._ends - 1), holds=False)
         self._ends = 0
 
+    def weight(self, plain: float, half: float) -> float:
+        """The part of a token's worth that only tokens of the last requests have, from 0 to 1.
+
+        `plain` and `half` are the seconds of a plain pass over the batch and over half of it.
+        """
+        # The part of a pass's time that goes with its rows; the rest goes with the pass.
+        rows = min(max(2.0 * (1.0 - half / plain), 0.0), 1.0)
+        return self.certainty * (1.0 - CLIENT) * (1.0 - rows)
+
     def worth(
-        self, rids: Sequence[str], left: Mapping[str, int], plain: float, half: float
+        self, rids: Sequence[str], passes: Mapping[str, float], weight: float
     ) -> NDArray[np.float64]:
         """The worth of a token of each request [bs], relative to that of a token while others wait.
 
-        `left` has the largest number of output tokens to come, of all running requests. A request
-        that it lacks may be the last one. `plain` and `half` are the seconds of a plain pass over
-        the batch and over half of it.
+        `passes` are those to come (`passes_left`), of all running requests. A request that it lacks
+        may be the last one. `weight` is that of the batch.
         """
-        bs = len(rids)
-        most = max(left.values(), default=0)
-        last = np.array([left.get(rid, most) >= most - NEAR for rid in rids], dtype=np.float64)
-        # The part of a pass's time that goes with its rows; the rest goes with the pass.
-        rows = min(max(2.0 * (1.0 - half / plain), 0.0), 1.0) if bs > 1 else 0.0
-        share = bs / max(1, int(last.sum()))
-        for_the_batch = rows + (1.0 - rows) * share * last
-        known = CLIENT + (1.0 - CLIENT) * for_the_batch
-        worth: NDArray[np.float64] = 1.0 + self.certainty * (known - 1.0)
+        most = max(passes.values(), default=0.0)
+        near = most - max(NEAR, UNSURE * most)
+        last = np.array([passes.get(rid, most) >= near for rid in rids], dtype=np.float64)
+        share = len(rids) / max(1, int(last.sum()))
+        worth: NDArray[np.float64] = 1.0 + weight * (share * last - 1.0)
         return worth
+
+
+def passes_left(left: int, output: int, accepted: int) -> float:
+    """Expected number of passes of a request with at most `left` output tokens to come.
+
+    `output` is the number of output tokens so far, and `accepted` of them were drafts.
+    """
+    return left * (output - accepted + STEADY) / (output + STEADY)

@@ -20,6 +20,7 @@ FIRST_AGREEMENT = {
     AnswerKind.GREEDY: 0.9,
     AnswerKind.SAMPLED: 0.8,
     AnswerKind.GRAMMAR: 0.6,
+    AnswerKind.GUESSED: 0.9,
     AnswerKind.MIXED: 0.9,
 }
 """Initial values of `Totals.agreement`. The draws of two models differ where their likeliest tokens

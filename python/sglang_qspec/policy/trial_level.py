@@ -83,19 +83,27 @@ class Served:
 
     tokens: float = 0.0
     """Output tokens."""
+    last_tokens: float = 0.0
+    """Output tokens if all requests of a pass had got as far as its last one."""
     seconds: float = 0.0
     """Their time."""
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def worth(self, weight: float) -> float:
+        """What the tokens are worth, if this part of their worth is that of the last ones."""
+        return (1.0 - weight) * self.tokens + weight * self.last_tokens
+
+    def add(self, more: Served) -> None:
         """Add a window."""
-        self.tokens += tokens
-        self.seconds += seconds
+        self.tokens += more.tokens
+        self.last_tokens += more.last_tokens
+        self.seconds += more.seconds
 
     def fade(self, seconds: float) -> None:
         """Let the measurements fade for these seconds of decoding."""
         if self.seconds > KEPT_S:
             share = max(math.exp(-seconds / MEMORY_S), KEPT_S / self.seconds)
-            self.tokens, self.seconds = share * self.tokens, share * self.seconds
+            self.tokens, self.last_tokens = share * self.tokens, share * self.last_tokens
+            self.seconds *= share
 
 
 @dataclass
@@ -141,18 +149,22 @@ class TrialLevel:
     """Mean time of a pass in the last window of the decision."""
     unmeasured: int = 0
     """Rounds before the first window was measured."""
+    weight: float = 0.0
+    """Part of the worth of tokens that only those of the last requests have now."""
+    reading: float = 0.0
+    """Seconds that a sidecar without the texts of the batch would read before it drafts."""
     passes: int = 0
     """Number of passes in the present window."""
-    seconds: float = 0.0
-    """Their time."""
-    tokens: int = 0
-    """Their output tokens."""
+    window: Served = field(default_factory=Served)
+    """What they decoded."""
     drafted: int = 0
-    """Those that the sidecar drafted."""
+    """Output tokens that the sidecar drafted."""
     requests: int = 0
     """Batch sizes, summed over its passes."""
     expected: Mapping[DraftUse, float] = field(default_factory=dict)
     """Predicted rates of the uses, where they are known."""
+    cold: float | None = None
+    """Predicted rate while the sidecar reads beside the target; None if it is not known."""
 
     def __post_init__(self) -> None:
         self.begin(self.assumed)
@@ -194,53 +206,60 @@ class TrialLevel:
     def rates(self) -> dict[DraftUse, float]:
         """Output tokens per second of each use: measured, or assumed in proportion to these.
 
-        Without any measurement they are the assumed ones. A pipeline that was not measured is no
-        faster than the first one: predictions of it only lead to a trial.
+        They count by their worth. Without any measurement they are the assumed ones. A pipeline
+        that was not measured is no faster than the first one: predictions of it only lead to a
+        trial.
         """
-        tokens = sum(self.served[use].tokens for use in self.uses)
+        tokens = sum(self.served[use].worth(self.weight) for use in self.uses)
         expected = sum(self.assumed[use] * self.served[use].seconds for use in self.uses)
         scale = tokens / expected if expected else 1.0
         rates: dict[DraftUse, float] = {}
         for use in self.uses:
             served = self.served[use]
             if served.seconds:
-                rates[use] = served.tokens / served.seconds
+                rates[use] = served.worth(self.weight) / served.seconds
             elif use.changes_pipeline:
                 rates[use] = rates[ALL]
             else:
                 rates[use] = self.expected.get(use, scale * self.assumed[use])
         return rates
 
-    def observe(self, tokens: int, drafted: int, seconds: float, requests: int) -> None:
+    def observe(
+        self, tokens: int, drafted: int, seconds: float, requests: int, progress: float
+    ) -> None:
         """Record a pass of the present window, as `DraftTrials.observe` describes it."""
         self.requests += requests
         self.passes += 1
-        self.seconds += seconds
-        self.tokens += tokens
+        self.window.add(Served(tokens, progress * requests, seconds))
         self.drafted += drafted
 
     @property
     def is_over(self) -> bool:
         """Whether the present window ends now: it is full, or a trial is clearly slower."""
-        share = min(self.seconds / WINDOW_S[self.wanted], self.passes / FEWEST)
+        share = min(self.window.seconds / WINDOW_S[self.wanted], self.passes / FEWEST)
         if share >= 1.0 or self.trial is None:
             return share >= 1.0
-        return share >= 1 / 3 and self.tokens < CLEAR * self.rates[self.use] * self.seconds
+        return share >= 1 / 3 and self._rate < CLEAR * self.rates[self.use]
+
+    @property
+    def _rate(self) -> float:
+        """Output tokens per second of the present window, by their worth."""
+        return self.window.worth(self.weight) / self.window.seconds
 
     def conclude(self, most_texts: float) -> None:
         """End a window, and with it a trial, or begin one.
 
         TEXTS give at most `most_texts` tokens per second.
         """
-        rate = self.tokens / self.seconds
+        rate, seconds = self._rate, self.window.seconds
         for each in self.served.values():
-            each.fade(self.seconds)
-        self.served[self.wanted].add(self.tokens, self.seconds)
+            each.fade(seconds)
+        self.served[self.wanted].add(self.window)
         tried, self.trial = self.trial, None
         if tried is None:
-            self.last_rate, self.pass_seconds = rate, self.seconds / self.passes
+            self.last_rate, self.pass_seconds = rate, seconds / self.passes
             for other in self.since:
-                self.since[other] += self.seconds
+                self.since[other] += seconds
         else:
             self.since[tried] = 0.0
             self._compare(tried, rate)
@@ -259,7 +278,7 @@ class TrialLevel:
 
     def _clear(self) -> None:
         """Begin a window."""
-        self.passes, self.seconds, self.tokens, self.drafted, self.requests = 0, 0.0, 0, 0, 0
+        self.passes, self.drafted, self.requests, self.window = 0, 0, 0, Served()
 
     def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
         """The use to try in the next window, if one is due.
@@ -285,8 +304,13 @@ class TrialLevel:
         window = max(WINDOW_S[other], FEWEST * self.pass_seconds)
         if self._is_promised(other):
             return self.promise_gap * window
-        slower = max(0.0, 1.0 - rates[other] / rates[self.use])
-        return max(self.gaps[other] * window, slower * (self.warm_up_s[other] + window / 3) / LOSS)
+        warm_up, slower = self.warm_up_s[other], max(0.0, 1.0 - rates[other] / rates[self.use])
+        cold = slower
+        if other.has_steps and not self.use.has_steps:
+            warm_up = max(warm_up, self.reading)
+            if self.cold is not None:
+                cold = max(slower, 1.0 - self.cold / rates[self.use])
+        return max(self.gaps[other] * window, (cold * warm_up + slower * window / 3) / LOSS)
 
     def _is_promised(self, other: DraftUse | None) -> bool:
         """Whether a use in place of the present one has drafts that are promised to be right."""

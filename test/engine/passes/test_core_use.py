@@ -14,7 +14,7 @@ from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.policy import AnswerKind, DraftUse, PassCost, PassTimes
+from sglang_qspec.policy import AnswerKind, DraftUse, LastRequests, PassCost, PassTimes
 from sglang_qspec.policy.draft_trials import FORECAST_EVERY
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.policy.totals import Totals
@@ -50,7 +50,8 @@ def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
         step_times=[],
         read_seconds=0.0,
     )
-    return SimpleNamespace(totals=Totals(), sidecar=sidecar)
+    ends = LastRequests()
+    return SimpleNamespace(totals=Totals(), sidecar=sidecar, others_wait=True, last_requests=ends)
 
 
 @pytest.fixture
@@ -203,6 +204,7 @@ def test_drafts_are_measured_once_step_drafts_come(divided: CoreUse) -> None:
     for source, measured in ((Source.OUTPUT, False), (Source.STEP, True)):
         for _ in range(10):
             assert divided.enter(REQUESTS, RUNTIME) is ALL
+            divided._times.observe(REQUESTS, 4, PASS_S)
             divided.observe(trees_of(source), [[1]] * REQUESTS, 2 * REQUESTS, PASS_S)
         assert bool(trials.describe()) is measured
 
@@ -362,6 +364,48 @@ def test_a_machine_that_changes_its_speed_changes_no_decision(
         divided._times.observe(REQUESTS, 4, seconds)
         divided.observe(trees_of(source), nodes, (1 + right) * REQUESTS, seconds)
     assert found[1000:].count(ALL) > 0.9 * len(found[1000:])
+
+
+def test_a_pass_that_something_else_stopped_changes_no_decision(divided: CoreUse) -> None:
+    """Drafts give twice the tokens per second; a fifth of the time the machine stands still."""
+    found = []
+    for round_ in range(1000):
+        found.append(divided.enter(REQUESTS, RUNTIME))
+        drafts = found[-1] is ALL
+        seconds = 5.0 if round_ % 200 == 60 else 0.1
+        divided._times.observe(REQUESTS, 4 if drafts else 1, seconds)
+        nodes = [[1] if drafts else []] * REQUESTS
+        trees = trees_of(Source.STEP) if drafts else DraftTrees.roots(REQUESTS)
+        divided.observe(trees, nodes, (1 + drafts) * REQUESTS, seconds)
+    (level,) = divided._speculator.totals.describe()["draft_trials"]
+    assert level["tokens_per_s"]["all"] == pytest.approx(2 * REQUESTS / 0.1, rel=0.1)
+    assert found[100:].count(ALL) > 0.9 * len(found[100:])
+
+
+def test_at_the_end_of_a_batch_drafts_must_help_the_last_request(
+    divided: CoreUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes with drafts take half as long again, and give one of two requests a token more."""
+    monkeypatch.setattr(LastRequests, "certainty", 1.0)
+
+    def share(progress: int, *, others_wait: bool) -> float:
+        active = speculator()
+        active.others_wait = others_wait
+        use = CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)), active)
+        found = []
+        for _ in range(2000):
+            found.append(use.enter(REQUESTS, RUNTIME))
+            drafts = found[-1] is not NONE
+            seconds, tokens = (0.12, 3) if drafts else (0.1, 2)
+            trees = trees_of(Source.PROMPT) if drafts else DraftTrees.roots(REQUESTS)
+            use._times.observe(REQUESTS, 4 if drafts else 1, seconds)
+            nodes = [[1] if drafts else [], []]
+            use.observe(trees, nodes, tokens, seconds, progress if drafts else 1)
+        return found[500:].count(NONE) / len(found[500:])
+
+    assert share(1, others_wait=False) > 0.8
+    assert share(2, others_wait=False) < 0.2
+    assert share(1, others_wait=True) < 0.2
 
 
 def test_kinds_of_answers_have_trials_and_an_agreement_of_their_own(divided: CoreUse) -> None:

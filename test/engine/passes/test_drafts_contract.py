@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sglang_qspec.config import MAX_COMPLETIONS, QSpecConfig
+from sglang_qspec.engine.passes.decide import batch_end
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.drafts import Drafts
 from sglang_qspec.engine.passes.decide.proposer import Proposer
@@ -211,16 +212,43 @@ def test_nothing_is_awaited_of_a_sidecar_that_is_lost(case: Case) -> None:
     assert not case.drafts.awaited(["a"], case.propose()).any()
 
 
-def test_the_tokens_to_come_count_down_while_no_request_waits(case: Case) -> None:
+def test_the_tokens_to_come_count_down(case: Case) -> None:
     trees = case.drafted()
     case.join()
-    before = case.drafts.tokens_left()
-    assert before is not None
-    assert before["b"] > before["a"] > 0
+    first, other = case.drafts.tokens_left(["a", "b"])
+    assert first is not None
+    assert other is not None
+    assert other > first > 0
     case.record(trees, 2)
-    assert case.drafts.tokens_left() == {"a": before["a"] - 3, "b": before["b"]}
+    assert case.drafts.tokens_left(["a", "b"]) == [first - 3, other]
+
+
+def test_accepted_drafts_save_expected_passes(case: Case) -> None:
+    trees = case.drafted()
+    case.join()
+    assert case.drafts.passes_left().keys() == {"a", "b"}
+    for rid, tokens in zip("ab", case.drafts.tokens_left(["a", "b"]), strict=True):
+        assert case.drafts.passes_left()[rid] == tokens
+    case.record(trees, 2)
+    (left,) = case.drafts.tokens_left(["a"])
+    assert left is not None
+    assert 0.5 * left < case.drafts.passes_left()["a"] < left
+
+
+def test_a_pass_gets_as_far_as_its_last_request(case: Case) -> None:
+    trees = case.drafted()
+    case.record(trees, 2)
+    assert batch_end.progress(case.drafts, ["a"], [[1, 2]]) == 3
+    case.join()
+    assert batch_end.progress(case.drafts, ["a", "b"], [[1, 2], []]) == 1
+    assert batch_end.progress(case.drafts, ["b"], [[1]]) == 2
+
+
+def test_requests_in_the_queue_wait(case: Case) -> None:
+    case.drafted()
+    assert not case.drafts.others_wait
     case.queue()
-    assert case.drafts.tokens_left() is None
+    assert case.drafts.others_wait
 
 
 def test_a_request_that_follows_the_end_of_another_keeps_the_batch_going(case: Case) -> None:

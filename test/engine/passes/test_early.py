@@ -52,7 +52,7 @@ class Req:
         self.customized_info: dict[str, Any] | None = None
         self.multimodal_inputs: object | None = None
         self.grammar: object | None = None
-        self.sampling_params = SimpleNamespace(top_k=1)
+        self.sampling_params = SimpleNamespace(top_k=1, custom_params=None)
         self.is_retracted = False
         self.inflight_middle_chunks = 0
         self.ended = False
@@ -423,14 +423,28 @@ def test_only_a_pass_over_the_same_requests_is_in_place(engine: Engine) -> None:
     assert not in_place()
 
 
-def test_the_kind_of_a_batch_is_that_of_its_answers(engine: Engine) -> None:
-    totals = engine.active.totals
-    for top_k, grammar, kind in ((1, None, "greedy"), (50, None, "sampled"), (1, "{}", "grammar")):
-        engine.reqs = [Req(rid) for rid in "ab"]
-        for req in engine.reqs:
-            req.sampling_params.top_k, req.grammar = top_k, grammar
-        engine.round()
-        assert totals.describe()["answer_kind"] == kind
+GREEDY, SAMPLED = {"top_k": 1, "custom_params": None}, {"top_k": 50, "custom_params": {}}
+GUESSED = {"top_k": 1, "custom_params": {"qspec_guess_ids": [8, 9]}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "grammar", "kind"),
+    [
+        (GREEDY, GREEDY, None, "greedy"),
+        (SAMPLED, SAMPLED, None, "sampled"),
+        (GREEDY, GREEDY, "{}", "grammar"),
+        (GUESSED, GUESSED, "{}", "guessed"),
+        (GREEDY, GUESSED, None, "mixed"),
+    ],
+)
+def test_the_kind_of_a_batch_is_that_of_its_answers(
+    engine: Engine, first: dict[str, Any], second: dict[str, Any], grammar: str | None, kind: str
+) -> None:
+    engine.reqs = [Req("a"), Req("b")]
+    for req, sampling in zip(engine.reqs, (first, second), strict=True):
+        req.sampling_params, req.grammar = SimpleNamespace(**sampling), grammar
+    engine.round()
+    assert engine.active.totals.describe()["answer_kind"] == kind
 
 
 @pytest.fixture

@@ -247,8 +247,9 @@ class Leader:
                 splits = partial(self._splits, batch, rids)
                 proposed = self._rounds.propose(len(rids), splits=splits)
                 promised = partial(self._promises, rids)
+                texts = int(lineup.prompt_lens.sum())
                 use = self._core_use.enter(
-                    len(rids), self._runtime, lineup.kind, proposed, promised
+                    len(rids), self._runtime, lineup.kind, proposed, promised, texts
                 )
                 if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
                     use = DraftUse.NONE  # a batch of this size has no room for drafts

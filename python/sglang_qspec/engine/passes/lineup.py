@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_qspec.engine.passes import tracing
+from sglang_qspec.guess_tags import GUESS_IDS_KEY
 from sglang_qspec.policy import AnswerKind
 
 
@@ -40,16 +41,7 @@ class Lineup:
     @cached_property
     def kind(self) -> AnswerKind:
         """The kind of answers of most requests."""
-        return AnswerKind.of_batch(
-            [
-                AnswerKind.GRAMMAR
-                if req.grammar is not None
-                else AnswerKind.GREEDY
-                if req.sampling_params.top_k == 1  # SGLang's form of temperature 0
-                else AnswerKind.SAMPLED
-                for req in self.reqs
-            ]
-        )
+        return AnswerKind.of_batch([_kind_of(req) for req in self.reqs])
 
     @cached_property
     def has_images(self) -> bool:
@@ -65,6 +57,17 @@ class Lineup:
     def has_records(self) -> bool:
         """Whether a request may ask for labels of its tokens, or for a trace."""
         return any(req.customized_info for req in self.reqs)
+
+
+def _kind_of(req: Any) -> AnswerKind:
+    """The kind of the answer to a request of SGLang."""
+    sampling = req.sampling_params
+    if (sampling.custom_params or {}).get(GUESS_IDS_KEY):
+        return AnswerKind.GUESSED
+    if req.grammar is not None:
+        return AnswerKind.GRAMMAR
+    # SGLang's form of temperature 0 is a top_k of 1.
+    return AnswerKind.GREEDY if sampling.top_k == 1 else AnswerKind.SAMPLED
 
 
 @dataclass

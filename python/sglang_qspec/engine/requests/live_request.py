@@ -16,7 +16,7 @@ from sglang_qspec.messages import (
     SeededSampling,
     Submit,
 )
-from sglang_qspec.policy import Credit
+from sglang_qspec.policy import Credit, passes_left
 from sglang_qspec.trie import RequestTrie, Source
 
 
@@ -114,6 +114,17 @@ class LiveRequest:
     def wants_candidates(self) -> bool:
         """Whether the target accepts its step drafts by rejection sampling."""
         return self.seeded is not None and self.seeded.probabilities
+
+    @property
+    def tokens_left(self) -> int:
+        """Largest number of output tokens to come."""
+        return max(0, self.max_new_tokens - len(self.output_ids))
+
+    @property
+    def passes_left(self) -> float:
+        """Expected number of passes to come."""
+        accepted = sum(self.tally.accepted.values())
+        return passes_left(self.tokens_left, len(self.output_ids), accepted)
 
     @property
     def text_len(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_qspec.policy import FirstTokens, LastRequests, Sources
+from sglang_qspec.policy import FirstTokens, LastRequests, Sources, passes_left
 from sglang_qspec.policy.totals import Totals
 from sglang_qspec.tools.measure.tables import Tables
 from sglang_qspec.tools.plan.clock import Clock
@@ -101,11 +101,17 @@ class SimulatedDrafts:
         """No limit, because all requests have the same priority."""
         return math.inf
 
-    def tokens_left(self) -> dict[str, int] | None:
-        """Number of output tokens to come, by running request; None while others wait."""
-        if self.others_wait:
-            return None
-        return {rid: request.size - request.done for rid, request in self._requests.items()}
+    def passes_left(self) -> dict[str, float]:
+        """Expected number of passes to come (`policy.passes_left`), by running request."""
+        return {
+            rid: passes_left(request.size - request.done, request.done, request.accepted)
+            for rid, request in self._requests.items()
+        }
+
+    def tokens_left(self, rids: Sequence[str]) -> list[int]:
+        """Number of output tokens to come of each request; 0 for one that has ended."""
+        requests = map(self._requests.get, rids)
+        return [0 if request is None else request.size - request.done for request in requests]
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Which requests get step drafts that a wait could use."""
@@ -165,7 +171,9 @@ class SimulatedDrafts:
 
     def _commit(self, request: SimulatedRequest, tokens: int) -> None:
         """Add output tokens, and report them to the sidecar."""
-        request.done += min(tokens, request.size - request.done)
+        tokens = min(tokens, request.size - request.done)
+        request.done += tokens
+        request.accepted += tokens - 1
         if request.done == request.size:
             request.finished = self._clock.now
             del self._requests[request.rid]

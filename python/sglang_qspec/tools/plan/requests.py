@@ -34,6 +34,8 @@ class SimulatedRequest:
         self.credit = Credit()
         self.done = 0
         """Output tokens so far."""
+        self.accepted = 0
+        """Those of them that were drafts."""
         self.admitted: float | None = None
         """Start of the prefill; None before it."""
         self.first: float | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_qspec.config import PIPELINES, QSpecConfig
+from sglang_qspec.engine.passes.decide import batch_end
 from sglang_qspec.engine.passes.decide.accounting import PassAccounting
 from sglang_qspec.engine.passes.decide.halves import Halves
 from sglang_qspec.engine.passes.decide.proposer import Proposer
@@ -167,7 +168,8 @@ class SimulatedTarget:
         use = DraftUse.ALL
         if self._trials is not None:
             proposed = self._rounds.propose(len(rids), splits=self._splits)
-            use = self._trials.choose(len(rids), proposed=proposed)
+            weight = batch_end.weight(self._drafts, self._times, len(rids))
+            use = self._trials.choose(len(rids), proposed=proposed, weight=weight)
         plan = self._rounds.begin(
             len(rids), splits=self._splits, use=use, keeps_drafting=use is DraftUse.NONE
         )
@@ -207,7 +209,9 @@ class SimulatedTarget:
         self._count(len(rids), seconds, proposal.waited, tokens)
         if self._trials is not None:
             plain_rate = len(rids) / self._times.seconds(len(rids), 1)
-            self._trials.observe(tokens, 0, seconds + proposal.waited, plain_rate)
+            progress = batch_end.progress(self._drafts, rids, accepted)
+            spent = seconds + proposal.waited
+            self._trials.observe(tokens, 0, spent, plain_rate, progress=progress)
 
     def _count(self, requests: int, seconds: float, waited: float, tokens: int) -> None:
         self.counts.passes += 1

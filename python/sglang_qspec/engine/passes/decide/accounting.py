@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sglang_qspec.engine.passes.decide import batch_end
 from sglang_qspec.engine.passes.decide.core_use import CoreUse
 from sglang_qspec.engine.passes.decide.drafts import Drafts
 from sglang_qspec.engine.passes.proposal import Proposal
@@ -156,7 +157,8 @@ class PassAccounting:
         self._rows.observe_decode(len(rids), trees.rows, tokens)
         if seconds is None or self._core_use is None:
             return 0.0
-        self._core_use.observe(trees, accepted, tokens, seconds)
+        progress = batch_end.progress(self._drafts, rids, accepted) if trees.width > 1 else 1
+        self._core_use.observe(trees, accepted, tokens, seconds, progress)
         return self._core_use.lost_seconds(seconds)
 
     def account(

@@ -21,6 +21,7 @@ import numpy as np
 
 from sglang_qspec.config import PIPELINES
 from sglang_qspec.draft_source import OF_SIDECAR, OF_STEPS
+from sglang_qspec.engine.passes.decide import batch_end
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.engine.placement.target_cores import TargetCores
 from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse, PassTimes
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 ABSENT_S = 20.0
 """Decoding time, in seconds, for which a sidecar that is not connected has its CPUs, whatever the
 batch size. A sidecar needs some ten seconds to start, and longer on CPUs that the target uses."""
+STOPPED = 5.0
+"""Time of a pass over its predicted time from which on something else has stopped it, such as the
+host of a virtual machine."""
 LONG = 32
 """Number of prompt tokens from which a prefill takes all CPUs."""
 
@@ -83,12 +87,14 @@ class CoreUse:
         kind: AnswerKind = AnswerKind.MIXED,
         proposed: DraftUse = DraftUse.ALL,
         promised: Callable[[], bool] = lambda: False,
+        texts: int = 0,
     ) -> DraftUse:
         """Take the CPUs for a decode round over a batch of this `kind`; return the drafts it uses.
 
         With a fixed pipeline of step drafts in `settings` the sidecar always drafts. The drafts are
         predicted to be worth most in the pipeline of the use that is `proposed`; `promised` is that
-        of `DraftTrials.choose`.
+        of `DraftTrials.choose`. `texts` is the number of tokens that a sidecar would have to read
+        before it drafts for the batch.
         """
         sidecar = self._speculator.sidecar
         self._settings = settings
@@ -108,6 +114,8 @@ class CoreUse:
                 plain=not settings.fixed_width,
                 proposed=proposed if drafts else DraftUse.ALL,
                 promised=promised,
+                weight=batch_end.weight(self._speculator, self._times, requests),
+                reading=sidecar.read_seconds * texts,
             )
         if self._use.has_steps and not drafts:
             self._use = DraftUse.TEXTS
@@ -162,7 +170,8 @@ class CoreUse:
             read_seconds=self._speculator.sidecar.read_seconds
             * self._speculator.totals.lengths.prompt_tokens_per_output_token,
         )
-        return Forecast(self._pace.now * found.drafts, self._pace.now * found.plain)
+        pace = self._pace.now
+        return Forecast(pace * found.drafts, pace * found.plain, pace * found.reading)
 
     @property
     def keeps_drafting(self) -> bool:
@@ -190,11 +199,18 @@ class CoreUse:
             self._cores.use(everything=True)
 
     def observe(
-        self, trees: DraftTrees, accepted: Sequence[Sequence[int]], tokens: int, seconds: float
+        self,
+        trees: DraftTrees,
+        accepted: Sequence[Sequence[int]],
+        tokens: int,
+        seconds: float,
+        progress: int = 1,
     ) -> None:
         """Record a decode pass that gave `tokens` output tokens; `accepted` as in `record`.
 
-        The trials count seconds of the machine's usual pace, so that uses which were measured at
+        `progress` is that of the last request (`batch_end.progress`). A pass that takes much longer
+        than others of its size was stopped by something else, and says nothing about drafts. The
+        trials count seconds of the machine's usual pace, so that uses which were measured at
         different moments can be compared on a machine that is slower at times.
         """
         if self._measured is None:
@@ -208,12 +224,17 @@ class CoreUse:
             sources = trees.sources[rows, list(chain(*accepted))]
             drafted = int(np.isin(sources, list(OF_SIDECAR)).sum())
         bs = len(accepted)
+        if seconds > STOPPED * self._times.seconds(bs, trees.rows / bs):
+            self._measured.skip(seconds)
+            return
         self._pace.observe(self._use, (bs, round(2 * math.log2(trees.rows / bs))), seconds)
         pace = self._pace.now
         plain_rate = bs * pace / self._times.seconds(bs, 1)
         counts = trees.count_by_source() if trees.width > 1 else {}
         has_steps = any(counts.get(source) for source in OF_STEPS)
-        self._measured.observe(tokens, drafted, seconds / pace, plain_rate, has_steps=has_steps)
+        self._measured.observe(
+            tokens, drafted, seconds / pace, plain_rate, has_steps=has_steps, progress=progress
+        )
         if self._shares and self._cores is None:
             self._speculator.totals.target_slowdown = self._times.slowdown(bs)
 

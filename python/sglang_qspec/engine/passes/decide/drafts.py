@@ -85,8 +85,15 @@ class Drafts(Protocol):
         `math.inf` if there is no limit.
         """
 
-    def tokens_left(self) -> Mapping[str, int] | None:
-        """Largest number of output tokens to come, by running request; None while others wait."""
+    @property
+    def others_wait(self) -> bool:
+        """Whether requests wait to be served."""
+
+    def passes_left(self) -> Mapping[str, float]:
+        """Expected number of passes to come (`policy.passes_left`), by running request."""
+
+    def tokens_left(self, rids: Sequence[str]) -> Sequence[int | None]:
+        """Largest number of output tokens to come of each request; None if it is not known."""
 
     def awaited(self, rids: Sequence[str], trees: DraftTrees) -> NDArray[np.bool_]:
         """Whether the sidecar is about to send step-draft tokens for each request: bool [bs]."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_qspec.engine.passes.decide import batch_end
 from sglang_qspec.engine.passes.decide.drafts import Drafts
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.policy import (
@@ -136,11 +137,11 @@ class Proposer:
     def _factors(self, rids: Sequence[str]) -> NDArray[np.float64]:
         """Factors of the scores of each request's tokens: its credit, and what they are worth."""
         factors = self._drafts.factors(rids)
-        left = self._drafts.tokens_left() if len(rids) > 1 else None
-        if left is None:
+        weight = batch_end.weight(self._drafts, self._times, len(rids))
+        if not weight:
             return factors
-        plain, half = (self._times.seconds(bs, 1) for bs in (len(rids), len(rids) // 2))
-        return factors * self._drafts.last_requests.worth(rids, left, plain, half)
+        passes = self._drafts.passes_left()
+        return factors * self._drafts.last_requests.worth(rids, passes, weight)
 
     def _policy(self, requests: int) -> WidthPolicy | RowBudget:
         """The policy for the next pass, set to the present runtime settings and the batch size."""

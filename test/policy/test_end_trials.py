@@ -1,0 +1,35 @@
+"""While no request waits, drafts are worth what they save of the batch, besides their tokens."""
+
+from __future__ import annotations
+
+from sglang_qspec.policy import DraftTrials, passes_left
+from test.policy.trial_loads import ALL, NONE, TEXTS, rates, serve, share
+
+UNEVEN = rates(80, 110, 100)
+"""Lookups give 1.1 times the tokens of plain decoding, and none of them to the last request."""
+
+
+def test_drafts_that_do_not_help_the_last_request_do_not_pay_at_the_end() -> None:
+    # A pass over ten requests takes 0.1 s, and gives each of them a token.
+    assert share(serve(DraftTrials(2.0), UNEVEN, 300, requests=10), TEXTS) > 0.9
+    found = serve(DraftTrials(2.0), UNEVEN, 300, requests=10, weight=0.5, last=0.8)
+    assert share(found, NONE) > 0.9
+
+
+def test_drafts_that_help_all_requests_alike_pay_at_the_end_too() -> None:
+    load = rates(150, 110, 100)
+    found = serve(DraftTrials(2.0), load, 300, requests=10, weight=0.5, last=1.5, plain_rate=100)
+    assert share(found, ALL) > 0.8
+
+
+def test_the_end_of_a_load_decides_by_what_was_measured_before() -> None:
+    trials = DraftTrials(2.0)
+    list(serve(trials, UNEVEN, 60, requests=10, last=0.8))
+    assert share(serve(trials, UNEVEN, 5, requests=10, weight=0.9, last=0.8), NONE) > 0.6
+    assert share(serve(trials, UNEVEN, 20, requests=10, last=0.8), TEXTS) > 0.7
+
+
+def test_drafts_that_were_right_are_expected_to_save_more_passes() -> None:
+    assert passes_left(100, 1, 0) == 100.0
+    assert 50.0 < passes_left(100, 20, 10) < passes_left(100, 20, 1) < 100.0
+    assert passes_left(0, 20, 10) == 0.0
