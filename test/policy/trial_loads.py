@@ -34,9 +34,9 @@ def serve(
 ) -> Iterator[DraftUse]:
     """Uses of the rounds of a load with this `rate`.
 
-    `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight` and
-    `reading` are those of `DraftTrials.choose`. A pass with drafts brings the last request `last`
-    tokens further, one without a single token.
+    `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight`
+    and `reading` are those of `DraftTrials.choose`. A pass with drafts brings the last request
+    `last` tokens further, and a pass without drafts one token.
     """
     for _ in range(round(seconds / PASS_S)):
         use = trials.choose(
