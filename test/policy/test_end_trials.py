@@ -29,6 +29,15 @@ def test_the_end_of_a_load_decides_by_what_was_measured_before() -> None:
     assert share(serve(trials, UNEVEN, 20, requests=10, last=0.8), TEXTS) > 0.7
 
 
+def test_a_sidecar_is_not_tried_if_the_batch_ends_first() -> None:
+    load = rates(150, 100, 90)
+    settled = DraftTrials(2.0)
+    list(serve(settled, rates(80, 100, 90), 60, requests=10))
+    short = serve(settled, load, 200, requests=10, reading=4.0, left=5.0)
+    assert share(short, ALL) == 0.0
+    assert share(serve(settled, load, 200, requests=10, reading=4.0, left=6.0), ALL) > 0.3
+
+
 def test_drafts_that_were_right_are_expected_to_save_more_passes() -> None:
     assert passes_left(100, 1, 0) == 100.0
     assert 50.0 < passes_left(100, 20, 10) < passes_left(100, 20, 1) < 100.0

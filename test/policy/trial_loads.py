@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from sglang_qspec.policy import AnswerKind, DraftTrials, DraftUse
@@ -31,12 +32,13 @@ def serve(
     weight: float = 0.0,
     reading: float = 0.0,
     last: float = 1.0,
+    left: float = math.inf,
 ) -> Iterator[DraftUse]:
     """Uses of the rounds of a load with this `rate`.
 
-    `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight`
-    and `reading` are those of `DraftTrials.choose`. A pass with drafts brings the last request
-    `last` tokens further, and a pass without drafts one token.
+    `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight`,
+    `reading` and `left` are those of `DraftTrials.choose`. A pass with drafts brings the last
+    request `last` tokens further, and a pass without drafts one token.
     """
     for _ in range(round(seconds / PASS_S)):
         use = trials.choose(
@@ -46,6 +48,7 @@ def serve(
             promised=lambda: promised,
             weight=weight,
             reading=reading,
+            left=lambda: left,
         )
         tokens = round((rate(use) if callable(rate) else rate[use]) * PASS_S)
         by_sidecar = round(drafted * tokens) if use is ALL else 0

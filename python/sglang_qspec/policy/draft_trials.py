@@ -134,6 +134,7 @@ class DraftTrials:
         promised: Callable[[], bool] = lambda: False,
         weight: float = 0.0,
         reading: float = 0.0,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> DraftUse:
         """The drafts of the next round over `requests` of this kind.
 
@@ -141,7 +142,8 @@ class DraftTrials:
         pipeline is predicted to be the fastest. `promised` says whether drafts from texts would
         have been right for most requests; it is asked in some of the rounds without drafts.
         `weight` is that of `LastRequests`. A sidecar without the texts of the batch would read for
-        `reading` seconds before it drafts.
+        `reading` seconds before it drafts. `left` is the expected time in seconds until the batch
+        ends.
         """
         self._requests, self._weight = requests, weight
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
@@ -155,7 +157,7 @@ class DraftTrials:
             if self._level.unmeasured % FORECAST_EVERY == 0:
                 self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
-        self._level.weight, self._level.reading = weight, reading
+        self._level.weight, self._level.reading, self._level.left = weight, reading, left
         self._level.allow(plain=plain, proposed=proposed, promised=self._promised(promised))
         wanted = self._level.wanted
         begins_steps = wanted.has_steps and not self._use.has_steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -153,6 +153,8 @@ class TrialLevel:
     """Part of the worth of tokens that only those of the last requests have now."""
     reading: float = 0.0
     """Seconds that a sidecar without the texts of the batch would read before it drafts."""
+    left: Callable[[], float] = lambda: math.inf
+    """Expected time in seconds until the batch ends."""
     passes: int = 0
     """Number of passes in the present window."""
     window: Served = field(default_factory=Served)
@@ -283,7 +285,8 @@ class TrialLevel:
     def _next_trial(self, rates: Mapping[DraftUse, float], most_texts: float) -> DraftUse | None:
         """The use to try in the next window, if one is due.
 
-        Another pipeline is tried only while it is proposed, and after the first one.
+        Another pipeline is tried only while it is proposed, and after the first one. A sidecar is
+        not tried if the batch would end before its drafts are measured.
         """
         known = self.served[ALL].seconds > 0.0
         due = {
@@ -294,7 +297,16 @@ class TrialLevel:
             and not (other is TEXTS and rates[self.use] > MARGIN * most_texts)  # it cannot win
         }
         latest = max(due, key=due.__getitem__, default=None)
-        return latest if latest is not None and due[latest] >= 1.0 else None
+        if latest is None or due[latest] < 1.0:
+            return None
+        begins_steps = latest.has_steps and not self.use.has_steps
+        ends_first = begins_steps and self.left() < self._cold_s(latest) + WINDOW_S[latest]
+        return None if ends_first else latest
+
+    def _cold_s(self, use: DraftUse) -> float:
+        """Seconds from the begin of a use to the first pass that counts."""
+        warm_up = self.warm_up_s[use]
+        return max(warm_up, self.reading) if use.has_steps else warm_up
 
     def _gap(self, other: DraftUse, rates: Mapping[DraftUse, float]) -> float:
         """Seconds before the next trial of a use, so that its trials lose at most `LOSS`.
@@ -304,13 +316,11 @@ class TrialLevel:
         window = max(WINDOW_S[other], FEWEST * self.pass_seconds)
         if self._is_promised(other):
             return self.promise_gap * window
-        warm_up, slower = self.warm_up_s[other], max(0.0, 1.0 - rates[other] / rates[self.use])
-        cold = slower
-        if other.has_steps and not self.use.has_steps:
-            warm_up = max(warm_up, self.reading)
-            if self.cold is not None:
-                cold = max(slower, 1.0 - self.cold / rates[self.use])
-        return max(self.gaps[other] * window, (cold * warm_up + slower * window / 3) / LOSS)
+        slower = cold = max(0.0, 1.0 - rates[other] / rates[self.use])
+        if other.has_steps and not self.use.has_steps and self.cold is not None:
+            cold = max(slower, 1.0 - self.cold / rates[self.use])
+        lost = cold * self._cold_s(other) + slower * window / 3
+        return max(self.gaps[other] * window, lost / LOSS)
 
     def _is_promised(self, other: DraftUse | None) -> bool:
         """Whether a use in place of the present one has drafts that are promised to be right."""

@@ -390,7 +390,7 @@ def test_at_the_end_of_a_batch_drafts_must_help_the_last_request(
 
     def share(progress: int, *, others_wait: bool) -> float:
         active = speculator()
-        active.others_wait = others_wait
+        active.others_wait, active.passes_left = others_wait, lambda: {"a": 1000.0}
         use = CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)), active)
         found = []
         for _ in range(2000):

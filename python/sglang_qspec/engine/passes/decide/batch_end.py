@@ -7,6 +7,7 @@ besides their tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sglang_qspec.engine.passes.decide.drafts import Drafts
@@ -19,6 +20,13 @@ def weight(drafts: Drafts, times: PassTimes, requests: int) -> float:
         return 0.0
     plain, half = (times.seconds(bs, 1) for bs in (requests, requests // 2))
     return drafts.last_requests.weight(plain, half)
+
+
+def seconds_left(drafts: Drafts, times: PassTimes, requests: int) -> float:
+    """Expected time until a batch of `requests` ends, in seconds; infinite while others wait."""
+    if drafts.others_wait:
+        return math.inf
+    return max(drafts.passes_left().values(), default=math.inf) * times.seconds(requests, 1)
 
 
 def progress(drafts: Drafts, rids: Sequence[str], accepted: Sequence[Sequence[int]]) -> int:

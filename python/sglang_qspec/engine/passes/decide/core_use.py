@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ class CoreUse:
                 promised=promised,
                 weight=batch_end.weight(self._speculator, self._times, requests),
                 reading=sidecar.read_seconds * texts,
+                left=partial(batch_end.seconds_left, self._speculator, self._times, requests),
             )
         if self._use.has_steps and not drafts:
             self._use = DraftUse.TEXTS
