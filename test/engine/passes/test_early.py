@@ -366,7 +366,8 @@ def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
     worker = QSpecWorker.__new__(QSpecWorker)
     known = KnownLens(lens, 90, in_place)
     monkeypatch.setattr(worker, "launches_early", lambda _: known, raising=False)
-    early.decide(SimpleNamespace(future_map=future_map, model_worker=worker), batch)
+    scheduler = SimpleNamespace(enable_overlap=True, future_map=future_map, model_worker=worker)
+    early.decide(scheduler, batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FutureMap, "resolve_seq_lens_cpu", None)
         future_map.resolve_seq_lens_cpu(batch)

@@ -94,20 +94,26 @@ class Leader:
         self._planned: tuple[PipelinePlan, Sequence[Sequence[int]]] | None = None
         """The plan of the next round, if `early` has made it."""
         self._standing: StandingPlan | None = None
-        """The decision on the early passes over the latest lineup."""
+        """The decision on the passes without drafts over the latest lineup."""
         self._unread = 0
-        """Number of early passes since the last commit of tokens."""
+        """Number of passes without drafts since the last commit of tokens."""
+        self._lineup = Lineup([])
+        """The requests of the last pass, without overlap."""
         active.complete = lambda: self.accounting.end_run()
         speculation.activate(active)
 
     def passes(self, batch: ScheduleBatch) -> Iterator[Pass]:
         """The passes of a decode round: one, or one for each half of the batch.
 
-        The second pass is decided after the first one has run.
+        The second pass is decided after the first one has run. Without overlap one decision stands
+        for several passes without drafts; with overlap these are early.
         """
         if self._speculates:
             with guarded("receiving drafts"):
                 self.speculator.poll()
+        if not self._overlap and (repeated := self._repeated(batch)) is not None:
+            yield repeated
+            return
         plan, halves = self._planned or self._plan(batch, Lineup(batch.reqs))
         self._planned, self._standing, self._unread = None, None, 0
         parts: Sequence[Sequence[int] | None] = halves or (None,)
@@ -124,39 +130,66 @@ class Leader:
 
         One decision stands for several early passes, unless a sidecar reads their tokens.
         """
-        lineup, stands = early.lineup, self._standing
+        lineup = early.lineup
         if not _is_independent(batch, lineup):
             return None
+        stands = self._stands(batch, lineup, early.known.total)
+        if stands is None:
+            return None
+        self.speculator.totals.early_passes += 1
+        return Pass(batch, stands.order, stands.pipeline, stands.proposal, early=early)
+
+    def _repeated(self, batch: ScheduleBatch) -> Pass | None:
+        """A pass without drafts that is decided like the last one; None if drafts may pay."""
+        lineup = self._lineup = self._lineup.of(batch.reqs)
+        if lineup.has_traces:
+            return None
+        stands = self._stands(batch, lineup, total_len_of(batch))
+        if stands is None:
+            return None
+        return Pass(batch, stands.order, stands.pipeline, stands.proposal)
+
+    def _stands(
+        self, batch: ScheduleBatch, lineup: Lineup, total_len: int | None
+    ) -> StandingPlan | None:
+        """The decision on the next pass if it stands for several passes without drafts.
+
+        `total_len` is the length of all texts without their last tokens, if it is known. The tokens
+        of these passes are committed later.
+        """
+        stands = self._standing
         arrivals, speculates = self.speculator.arrivals, self._speculates
         if (
             stands is None
             or self._reads
             or not stands.holds(lineup, self._runtime, arrivals, speculates=speculates)
         ):
-            stands = self._standing = self._plan_early(batch, early)
+            stands = self._standing = self._plan_plain(batch, lineup, total_len)
             if stands is None:
                 return None
         if stands.proposal is not None and speculates:
             with guarded("following a plain pass"):
                 self._follow(lineup, reads=not stands.proposal.unread)
-        self.speculator.totals.early_passes += 1
-        return Pass(batch, stands.order, stands.pipeline, stands.proposal, early=early)
+        return stands
 
-    def _plan_early(self, batch: ScheduleBatch, early: EarlyPass) -> StandingPlan | None:
-        """Decide on the early passes over a lineup; None if they are not early.
+    def _plan_plain(
+        self, batch: ScheduleBatch, lineup: Lineup, total_len: int | None
+    ) -> StandingPlan | None:
+        """Decide on passes without drafts over a lineup; None if the next one may have drafts.
 
         Unless a sidecar that makes step drafts reads the committed tokens, nothing needs them
         before the next pass with drafts, so they are `unread`.
         """
-        lineup, proposal = early.lineup, None
+        proposal = None
         self._planned = self._plan(batch, lineup)
         plan, _ = self._planned
         if self._speculates:
             with guarded("planning a plain pass"):
                 if self._may_draft(lineup, plan) or (self._reads and self._unread):
                     return None  # drafts, or the tokens of the last passes, come first
-                self.accounting.begin(1 + early.known.total / len(lineup.rids))
-                # The roots are tokens that the host does not know.
+                context = None if total_len is None else 1 + total_len / len(lineup.rids)
+                self.accounting.begin(context)
+                # With overlap the roots are tokens that the host does not know.
                 roots = DraftTrees.roots(len(lineup.rids))
                 proposal = Proposal(roots, unread=not self._reads)
         self._planned = None
@@ -170,7 +203,7 @@ class Leader:
         )
 
     def _follow(self, lineup: Lineup, *, reads: bool) -> None:
-        """Commit the tokens before an early pass, or count them as unread."""
+        """Commit the tokens before a pass without drafts, or count them as unread."""
         self._unread = 0 if reads else self._unread + 1
         if reads or not self._unread % MAX_LAG:
             self.speculator.follow(lineup.rids, outputs_of(lineup.reqs))

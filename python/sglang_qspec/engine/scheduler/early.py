@@ -26,6 +26,8 @@ _CHANGED = (
 def decide(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Before `Scheduler.run_batch`: tell SGLang the lengths if the worker launches early."""
     future_map = scheduler.future_map
+    if not scheduler.enable_overlap:
+        return
     if isinstance(future_map, LastTokens) and isinstance(scheduler.model_worker, QSpecWorker):
         future_map.known = None  # for a worker that fails
         future_map.known = scheduler.model_worker.launches_early(batch)
