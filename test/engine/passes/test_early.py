@@ -93,7 +93,7 @@ class Launcher:
 class Engine:
     """A worker with SGLang's order of events: a result is processed behind the next launch."""
 
-    def __init__(self, active: Speculator, clock: Clock) -> None:
+    def __init__(self, active: Speculator, clock: Clock, *, overlap: bool = True) -> None:
         self.active, self.clock = active, clock
         self.events: list[str] = []
         self.runtime = RuntimeSettings.of(QSpecConfig(), 8)
@@ -103,11 +103,11 @@ class Engine:
             SimpleNamespace(tiers=(), widths=lambda _: None),
             "cpu",
             chains=False,
-            overlap=True,
+            overlap=overlap,
         )
         self.leader.accounting = PassAccounting(active, self.runtime, clock)
         self.worker = QSpecWorker.__new__(QSpecWorker)
-        self.worker._overlap = True
+        self.worker._overlap = overlap
         self.worker._device = "cpu"
         self.worker._early = None
         self.worker._lineup = Lineup([])
@@ -115,7 +115,7 @@ class Engine:
         self.worker._leader = self.leader
         launcher: Any = Launcher(self.events)
         self.worker._launcher = launcher
-        self.worker._settlement = Settlement(self.leader.accounting, overlap=True)
+        self.worker._settlement = Settlement(self.leader.accounting, overlap=overlap)
         self.reqs = [Req(rid) for rid in "ab"]
         self.last: Any = None
 
