@@ -295,13 +295,15 @@ class TrialLevel:
             if other is not self.use
             and (not other.changes_pipeline or (known and other is self.proposed))
             and not (other is TEXTS and rates[self.use] > MARGIN * most_texts)  # it cannot win
+            and not self._ends_before(other)
         }
         latest = max(due, key=due.__getitem__, default=None)
-        if latest is None or due[latest] < 1.0:
-            return None
-        begins_steps = latest.has_steps and not self.use.has_steps
-        ends_first = begins_steps and self.left() < self._cold_s(latest) + WINDOW_S[latest]
-        return None if ends_first else latest
+        return latest if latest is not None and due[latest] >= 1.0 else None
+
+    def _ends_before(self, use: DraftUse) -> bool:
+        """Whether the batch would end before a sidecar that begins now is measured."""
+        begins_steps = use.has_steps and not self.use.has_steps
+        return begins_steps and self.left() < self._cold_s(use) + WINDOW_S[use]
 
     def _cold_s(self, use: DraftUse) -> float:
         """Seconds from the begin of a use to the first pass that counts."""
