@@ -38,6 +38,12 @@ def test_a_sidecar_is_not_tried_if_the_batch_ends_first() -> None:
     assert share(serve(settled, load, 200, requests=10, reading=4.0, left=6.0), ALL) > 0.3
 
 
+def test_other_trials_go_on_while_that_of_the_sidecar_would_outlast_the_batch() -> None:
+    trials = DraftTrials(2.0)
+    assert share(serve(trials, rates(80, 100, 90), 300, requests=10, left=1.0), ALL) == 0.0
+    assert share(serve(trials, rates(80, 100, 150), 300, requests=10, left=1.0), NONE) > 0.5
+
+
 def test_drafts_that_were_right_are_expected_to_save_more_passes() -> None:
     assert passes_left(100, 1, 0) == 100.0
     assert 50.0 < passes_left(100, 20, 10) < passes_left(100, 20, 1) < 100.0

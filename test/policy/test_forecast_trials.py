@@ -22,7 +22,7 @@ from test.policy.trial_loads import (
 )
 
 COLD = 0.7
-"""Rate of a target whose sidecar only reads, over that of a target with all cores."""
+"""Tokens per second while the sidecar only reads, over those with all cores for the target."""
 
 
 def forecast(drafts: float, plain: float) -> Forecast:

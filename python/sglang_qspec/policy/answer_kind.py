@@ -21,7 +21,7 @@ class AnswerKind(Enum):
     GRAMMAR = "grammar"
     """By a schema or another grammar, greedy or sampled."""
     GUESSED = "guessed"
-    """In any of these ways, and with a guess of the client."""
+    """The client sent a guess with the request; the tokens may be chosen in any way."""
     MIXED = "mixed"
     """A batch in which no kind prevails."""
 

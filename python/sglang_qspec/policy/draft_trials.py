@@ -276,7 +276,7 @@ class DraftTrials:
         """Predict the rates of the uses for batches as in the present window, if they are known."""
         found = self._forecast(round(level.requests / level.passes))
         level.expected = {} if found is None else self._predicted(level.kind, found)
-        level.cold = None if found is None else found.reading
+        level.cold = None if found is None else found.cold
 
     def _predicted(self, kind: AnswerKind, found: Forecast) -> dict[DraftUse, float]:
         """Predicted rates of the uses for answers of this kind."""

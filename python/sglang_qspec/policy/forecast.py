@@ -23,8 +23,8 @@ class Forecast:
     """With step drafts, in the best pipeline and at the best width."""
     plain: float
     """Without any draft."""
-    reading: float
-    """While the sidecar reads and has no drafts yet."""
+    cold: float
+    """While the sidecar reads the texts, so that it has no drafts yet."""
 
 
 def forecast(

@@ -306,7 +306,7 @@ class TrialLevel:
         return begins_steps and self.left() < self._cold_s(use) + WINDOW_S[use]
 
     def _cold_s(self, use: DraftUse) -> float:
-        """Seconds from the begin of a use to the first pass that counts."""
+        """Seconds from the start of a use to the first pass that counts."""
         warm_up = self.warm_up_s[use]
         return max(warm_up, self.reading) if use.has_steps else warm_up
 

@@ -2,152 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sglang.srt.managers.overlap_utils import FutureMap, RelayPayload
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_qspec.config import QSpecConfig
 from sglang_qspec.engine import speculation
 from sglang_qspec.engine.frontend.trace import KEY
 from sglang_qspec.engine.passes import leader
 from sglang_qspec.engine.passes.decide import standing
-from sglang_qspec.engine.passes.decide.accounting import PassAccounting
-from sglang_qspec.engine.passes.launch.future_map import LastTokens
-from sglang_qspec.engine.passes.launch.relay import relayed
-from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.passes.lineup import KnownLens, Lineup
-from sglang_qspec.engine.passes.outcome import ComingTokens, PlainOutcome
 from sglang_qspec.engine.passes.proposal import Proposal
 from sglang_qspec.engine.passes.request_record import record_of
-from sglang_qspec.engine.passes.settlement import Settlement
 from sglang_qspec.engine.passes.target_pass import EarlyPass, Pass
 from sglang_qspec.engine.passes.tracing import Items
-from sglang_qspec.engine.passes.worker import QSpecWorker
-from sglang_qspec.engine.ranks import RankGroup
-from sglang_qspec.engine.scheduler import early
 from sglang_qspec.engine.speculator import Speculator
 from sglang_qspec.link import FakeSidecarLink
 from sglang_qspec.policy import DraftUse, PipelinePlan
-from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees
+from test.engine.passes.stub_engine import Engine, Req, Tokens, noted_decisions
 from test.engine.simulation import Clock
 from test.engine.speculating import connect, enqueue, make, poll
-
-PROMPT = [5, 6, 7]
-
-
-class Req:
-    """The part of SGLang's request that early passes read."""
-
-    def __init__(self, rid: str) -> None:
-        self.rid = rid
-        self.origin_input_ids = PROMPT
-        self.output_ids = [8]
-        self.customized_info: dict[str, Any] | None = None
-        self.multimodal_inputs: object | None = None
-        self.grammar: object | None = None
-        self.sampling_params = SimpleNamespace(top_k=1, custom_params=None)
-        self.is_retracted = False
-        self.inflight_middle_chunks = 0
-        self.ended = False
-
-    def finished(self) -> bool:
-        return self.ended
-
-
-class Tokens(ComingTokens):
-    """The tokens of a pass; `events` records when the host waits for them."""
-
-    def __init__(self, name: str, requests: int, events: list[str]) -> None:
-        self._name, self._events = name, events
-        self._tokens = [9] * requests
-
-    def wait(self) -> None:
-        self._events.append(f"wait {self._name}")
-
-    def read(self) -> PlainOutcome:
-        self.wait()
-        return PlainOutcome(self._tokens)
-
-
-class Launcher:
-    """Launches passes in name only."""
-
-    def __init__(self, events: list[str]) -> None:
-        self._events = events
-        self._count = 0
-
-    def plain(self, decided: Pass) -> None:
-        self._count += 1
-        self._events.append(f"launch {self._count}")
-        decided.result = SimpleNamespace(new_seq_lens=None)
-        decided.outcome = Tokens(str(self._count), len(decided.reqs), self._events)
-
-
-class Engine:
-    """A worker with SGLang's order of events: a result is processed behind the next launch."""
-
-    def __init__(self, active: Speculator, clock: Clock, *, overlap: bool = True) -> None:
-        self.active, self.clock = active, clock
-        self.events: list[str] = []
-        self.runtime = RuntimeSettings.of(QSpecConfig(), 8)
-        self.leader = Leader(
-            active,
-            self.runtime,
-            SimpleNamespace(tiers=(), widths=lambda _: None),
-            "cpu",
-            chains=False,
-            overlap=overlap,
-        )
-        self.leader.accounting = PassAccounting(active, self.runtime, clock)
-        self.worker = QSpecWorker.__new__(QSpecWorker)
-        self.worker._overlap = overlap
-        self.worker._device = "cpu"
-        self.worker._early = None
-        self.worker._lineup = Lineup([])
-        self.worker._ranks = RankGroup()
-        self.worker._leader = self.leader
-        launcher: Any = Launcher(self.events)
-        self.worker._launcher = launcher
-        self.worker._settlement = Settlement(self.leader.accounting, overlap=overlap)
-        self.reqs = [Req(rid) for rid in "ab"]
-        self.last: Any = None
-
-    def batch(self, **info: Any) -> Any:
-        flags = {"has_custom_logit_processor": False, "has_watermark_candidates": False}
-        penalties = SimpleNamespace(is_required=False)
-        lens = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in self.reqs]
-        return SimpleNamespace(
-            reqs=self.reqs,
-            forward_mode=ForwardMode.DECODE,
-            spec_info=SimpleNamespace(future_indices=torch.arange(len(self.reqs))),
-            has_grammar=info.pop("has_grammar", False),
-            seq_lens_cpu=torch.tensor(lens),
-            sampling_info=SimpleNamespace(**{**flags, "penalizer_orchestrator": penalties, **info}),
-        )
-
-    def round(self, batch: Any = None) -> list[int] | None:
-        """Launch a pass, then process the last one. Returns the lengths of an early pass."""
-        batch = batch or self.batch()
-        known = self.worker.launches_early(batch)
-        if known is not None:
-            batch.seq_lens_cpu = known.seq_lens
-        elif self.last is not None:  # the device knows the tokens of the last pass
-            batch.seq_lens_cpu += 1
-        result = self.worker.forward_batch_generation(batch)
-        self.clock.now += 0.5
-        if self.last is not None:
-            self.worker.settle(self.last)
-            for req in self.reqs:
-                req.output_ids.append(9)
-        self.last = result
-        return None if known is None else known.seq_lens.tolist()
 
 
 @pytest.fixture
@@ -349,68 +226,6 @@ def test_a_pass_behind_a_prefill_takes_the_time_after_the_prefill(engine: Engine
     assert engine.active.totals.pipelines["ahead"].seconds - before == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_known_lengths_are_taken_once_and_without_a_copy_from_the_device(
-    monkeypatch: pytest.MonkeyPatch, in_place: bool
-) -> None:
-    """A pass over the same requests as the last one even reads the last one's own tensors."""
-    pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 8, dtype=torch.int32))
-    algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
-    future_map = LastTokens(torch.device("cpu"), algorithm, pool)
-    slots, lens, ids = torch.tensor([3, 1]), torch.tensor([40, 50]), torch.tensor([7, 8])
-    relay = relayed(ids, torch.ones(2, dtype=torch.int32), lens)
-    future_map.publish(slots, lens)
-    future_map.stash(slots, RelayPayload.from_ngram(relay))
-    relay.future_indices = slots
-    batch: Any = SimpleNamespace(spec_info=relay)
-    worker = QSpecWorker.__new__(QSpecWorker)
-    known = KnownLens(lens, 90, in_place)
-    monkeypatch.setattr(worker, "launches_early", lambda _: known, raising=False)
-    scheduler = SimpleNamespace(enable_overlap=True, future_map=future_map, model_worker=worker)
-    early.decide(scheduler, batch)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FutureMap, "resolve_seq_lens_cpu", None)
-        future_map.resolve_seq_lens_cpu(batch)
-    future_map._resolve_spec_extras(batch)
-    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [40, 50]
-    assert relay.accept_tokens.tolist() == [7, 8]
-    assert (batch.seq_lens is lens) == (relay.accept_tokens is ids) == in_place
-    assert batch.seq_lens_sum == 90
-    future_map.publish(slots, torch.tensor([41, 51]))
-    future_map.resolve_seq_lens_cpu(batch)
-    future_map._resolve_spec_extras(batch)
-    assert batch.seq_lens_cpu.tolist() == [41, 51]
-    assert relay.accept_tokens is not ids
-
-
-def test_passes_in_place_write_sglangs_buffers_before_another_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other pass may be over other requests, or have drafts."""
-    pool: Any = SimpleNamespace(req_to_token=torch.zeros(6, 8, dtype=torch.int32))
-    algorithm: Any = SimpleNamespace(is_ngram=lambda: True, is_some=lambda: True)
-    future_map, slots = LastTokens(torch.device("cpu"), algorithm, pool), torch.tensor([3, 1])
-    lens, ones = KnownLens(torch.tensor([40, 50]), 90, in_place=False), torch.ones(2).int()
-    batch: Any = SimpleNamespace(spec_info=SimpleNamespace(future_indices=slots))
-    for number in range(4):
-        future_map.known = lens
-        future_map.resolve_seq_lens_cpu(batch)
-        batch.spec_info = relayed(torch.tensor([number, 9]), ones, lens.after.seq_lens)
-        batch.spec_info.future_indices = slots
-        future_map.publish(slots, lens.after.seq_lens)
-        future_map.stash(slots, RelayPayload.from_ngram(batch.spec_info))
-        lens = lens.after
-    assert future_map.new_seq_lens_buf[3] == 41
-    assert future_map.output_tokens_buf[3] == 0
-    future_map.resolve_seq_lens_cpu(batch)
-    future_map._resolve_spec_extras(batch)
-    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [44, 54]
-    assert batch.spec_info.accept_tokens.tolist() == [3, 9]
-    future_map.publish(slots, torch.tensor([48, 58]))
-    future_map.resolve_seq_lens_cpu(batch)
-    assert batch.seq_lens.tolist() == [48, 58]
-
-
 def test_only_a_pass_over_the_same_requests_is_in_place(engine: Engine) -> None:
     def in_place() -> bool:
         known = engine.worker.launches_early(engine.batch())
@@ -450,16 +265,7 @@ def test_the_kind_of_a_batch_is_that_of_its_answers(
 
 @pytest.fixture
 def decisions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches of all decisions, which hold however slow the machine is."""
-    sizes, begin = list[int](), engine.leader._rounds.begin
-
-    def counted(requests: int, **keywords: Any) -> PipelinePlan:
-        sizes.append(requests)
-        return begin(requests, **keywords)
-
-    monkeypatch.setattr(engine.leader._rounds, "begin", counted)
-    monkeypatch.setattr(standing, "SECONDS", math.inf)
-    return sizes
+    return noted_decisions(engine, monkeypatch)
 
 
 def test_one_decision_stands_for_passes_over_the_same_requests(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,8 @@ from sglang_qspec.engine import speculation
 from sglang_qspec.engine.passes import leader
 from sglang_qspec.engine.passes.decide import standing
 from sglang_qspec.engine.passes.target_pass import Pass
-from sglang_qspec.policy import PipelinePlan
 from sglang_qspec.trie import DraftTrees
-from test.engine.passes.test_early import Engine, Req
+from test.engine.passes.stub_engine import Engine, Req, noted_decisions
 from test.engine.simulation import Clock
 from test.engine.speculating import enqueue, make
 
@@ -37,16 +35,7 @@ def engine(clock: Clock) -> Iterator[Engine]:
 
 @pytest.fixture
 def decisions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches of all decisions, which hold however slow the machine is."""
-    sizes, begin = list[int](), engine.leader._rounds.begin
-
-    def counted(requests: int, **keywords: Any) -> PipelinePlan:
-        sizes.append(requests)
-        return begin(requests, **keywords)
-
-    monkeypatch.setattr(engine.leader._rounds, "begin", counted)
-    monkeypatch.setattr(standing, "SECONDS", math.inf)
-    return sizes
+    return noted_decisions(engine, monkeypatch)
 
 
 def serve(engine: Engine, passes: int) -> None:

@@ -32,7 +32,7 @@ from sglang_qspec.engine.placement import environment
 from sglang_qspec.engine.ranks import PassOrder
 from sglang_qspec.engine.sidecar.startup import open_links
 from sglang_qspec.engine.speculator import Speculator
-from sglang_qspec.policy import DraftUse, PassTimes, PipelinePlan, PrefillRows
+from sglang_qspec.policy import PassTimes, PipelinePlan, PrefillRows
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
 from sglang_qspec.trie import DraftTrees, TrieLimits, TrieStore
 from sglang_qspec.verify.rejection import Proposals
@@ -281,11 +281,17 @@ class Leader:
                 proposed = self._rounds.propose(len(rids), splits=splits)
                 promised = partial(self._promises, rids)
                 texts = int(lineup.prompt_lens.sum())
+                # A batch of some sizes has no room for drafts.
+                widest = self._proposer.widest(len(rids), self._runtime.draft_token_num)
                 use = self._core_use.enter(
-                    len(rids), self._runtime, lineup.kind, proposed, promised, texts
+                    len(rids),
+                    self._runtime,
+                    lineup.kind,
+                    proposed,
+                    promised,
+                    texts,
+                    room=widest > 1,
                 )
-                if self._proposer.widest(len(rids), self._runtime.draft_token_num) == 1:
-                    use = DraftUse.NONE  # a batch of this size has no room for drafts
                 plan = self._rounds.begin(
                     len(rids),
                     splits=splits,

@@ -89,13 +89,16 @@ class CoreUse:
         proposed: DraftUse = DraftUse.ALL,
         promised: Callable[[], bool] = lambda: False,
         texts: int = 0,
+        *,
+        room: bool = True,
     ) -> DraftUse:
         """Take the CPUs for a decode round over a batch of this `kind`; return the drafts it uses.
 
         With a fixed pipeline of step drafts in `settings` the sidecar always drafts. The drafts are
         predicted to be worth most in the pipeline of the use that is `proposed`; `promised` is that
         of `DraftTrials.choose`. `texts` is the number of tokens that a sidecar would have to read
-        before it drafts for the batch.
+        before it drafts for the batch. Without `room` for drafts in a pass, the target takes all
+        CPUs, and the round is not measured.
         """
         sidecar = self._speculator.sidecar
         self._settings = settings
@@ -105,8 +108,8 @@ class CoreUse:
         drafts = settings.enabled and (
             not self._shares or (sidecar.wanted and (sidecar.ready or self._waits))
         )
-        self._measured = self._trials_of(settings, drafts=drafts)
-        self._use = DraftUse.ALL
+        self._measured = self._trials_of(settings, drafts=drafts) if room else None
+        self._use = DraftUse.ALL if room else DraftUse.NONE
         if self._measured is not None:
             self._speculator.totals.trials = self._measured
             self._use = self._measured.choose(
@@ -173,7 +176,7 @@ class CoreUse:
             * self._speculator.totals.lengths.prompt_tokens_per_output_token,
         )
         pace = self._pace.now
-        return Forecast(pace * found.drafts, pace * found.plain, pace * found.reading)
+        return Forecast(pace * found.drafts, pace * found.plain, pace * found.cold)
 
     @property
     def keeps_drafting(self) -> bool:
