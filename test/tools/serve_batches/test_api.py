@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_qspec.tools.serve_batches.job import RETRY_S
 from test.tools.batch.fake_server import ACCEPTED, TOKENS, FakeServer, text_of
 from test.tools.batch.fakes import FakeProcess, serving
 from test.tools.serve_batches.gateway import (
@@ -237,7 +239,7 @@ def test_a_file_that_a_batch_reads_is_kept(tmp_path: Path) -> None:
             gateway.kill()
 
 
-def test_the_health_names_what_is_wrong(tmp_path: Path) -> None:
+def test_health_and_log_name_what_is_wrong(tmp_path: Path) -> None:
     process = FakeProcess("--slots", "4")
     gateway = Gateway(tmp_path / "folder", "--url", process.url)
     gateway.launch()
@@ -248,8 +250,11 @@ def test_the_health_names_what_is_wrong(tmp_path: Path) -> None:
 
         until(lambda: "no server answers" in health().text, "it names the reason")
         assert health().status_code == 503
+        time.sleep(1.5 * RETRY_S)
         process.start()
         until(lambda: health().status_code == 200, "it is connected")
+        logged = (tmp_path / "service.log").read_text()
+        assert (logged.count("no server answers"), logged.count("a server answers")) == (1, 1)
     finally:
         gateway.kill()
         process.kill()

@@ -353,14 +353,18 @@ class Service:
     # What goes on all the time
 
     def connect(self, error: str | None) -> None:
-        """Note why no server answers, or that one does."""
+        """Note why no server answers, or that one does; log it once."""
+        if error != self.servers_error:
+            if error is None:
+                logger.info("a server answers")
+            else:
+                logger.error("%s", error)
         self.servers_error = error
         self.metrics.connected = error is None
 
     async def _ask_servers(self) -> None:
         """Let the servers answer the lines of all batches, again after each failure of all."""
         while True:
-            self.connect(NOT_CONNECTED)
             servers = [SharedServer(server, self.feed) for server in self._servers()]
             path = self._files.partial(self._state.gateway)
             with Partials.open(path, resume=True) as self._texts:
@@ -371,7 +375,6 @@ class Service:
                 try:
                     await runner.run(self.feed.lines())
                 except QSpecError as error:
-                    logger.error("no server answers: %s", error)
                     self.connect(str(error))
                 finally:
                     self._texts = None
