@@ -21,6 +21,7 @@ from sglang_qspec.cpu.dense_linear import can_pack
 from sglang_qspec.errors import DraftModelError
 from sglang_qspec.sidecar import marlin as kernels
 from sglang_qspec.sidecar.batch_scheduler import READ_ON_CPU, READ_ON_GPU
+from sglang_qspec.sidecar.lazy_zeros import LazyZeros
 from sglang_qspec.sidecar.memory import RUNTIME_BYTES, kv_bytes, release_unused, table_bytes
 from sglang_qspec.sidecar.working_memory import fixed_bytes
 
@@ -138,7 +139,7 @@ def load(options: DraftModelOptions) -> tuple[Any, int]:
         loaded = _private_bytes() - before
         loaded += head_copy_bytes(runner.model, quantized=bool(model_config.quantization))
         context_len = int(model_config.context_len)
-        with fixed_kv(options, runner.model, loaded, context_len):
+        with fixed_kv(options, runner.model, loaded, context_len), LazyZeros():
             runner.alloc_memory_pool()
         fixed = 0 if _on_cpu(options) else fixed_bytes()
         runner.init_attention_backends()
