@@ -124,6 +124,22 @@ def test_times_on_other_cores_are_told_once_some_passes_ran_there() -> None:
     assert one(2, 1) == pytest.approx(2 * two(2, 1), rel=0.01)
 
 
+def test_times_near_a_batch_size_are_told_once_passes_of_about_that_size_ran() -> None:
+    times = PassTimes(FLAT)
+    times.enter_cores(1)
+    for _ in range(50):
+        times.observe(2, 1, 0.1)
+    assert all(times.on(1, near) is not None for near in (1, 2, 3, 4, 7))
+    assert all(times.on(1, near) is None for near in (8, 16, 64))
+    times.observe(16, 1, 0.2)
+    assert times.on(1, 16) is None, "one pass is too few"
+    for _ in range(50):
+        times.observe(16, 1, 0.2)
+    near = times.on(1, 16)
+    assert near is not None
+    assert near(16, 1) == pytest.approx(0.2, rel=0.01)
+
+
 def test_one_measured_size_of_a_long_context_predicts_the_others() -> None:
     times = PassTimes(FLAT)
     times.enter(100)

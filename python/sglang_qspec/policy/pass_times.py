@@ -163,9 +163,21 @@ class PassTimes:
         unit = self._unit(self._size(requests, width)) * self._pace if self._levels else FIRST_UNIT
         return self.cost.of(requests * width) * unit
 
-    def on(self, cores: int) -> Callable[[int, float], float] | None:
-        """`seconds` on this number of cores; None before KNOWN passes were measured on it."""
-        if sum(level.seen for level in self._others.get(cores, {}).values()) < KNOWN:
+    def on(self, cores: int, near: int | None = None) -> Callable[[int, float], float] | None:
+        """`seconds` on this number of cores; None before KNOWN passes were measured on it.
+
+        With `near`, a batch size, only passes over batches of about that size count. What cores
+        are worth for other sizes says little: a pass over one request reads the weights, whatever
+        computes, and the arithmetic of a pass over many needs all cores.
+        """
+        levels = self._others.get(cores, {})
+        wanted = None if near is None else near.bit_length()
+        counted = (
+            level.seen
+            for size, level in levels.items()
+            if wanted is None or abs(size.requests - wanted) <= 1
+        )
+        if sum(counted) < KNOWN:
             return None
 
         def seconds(requests: int, width: float) -> float:

@@ -114,6 +114,29 @@ def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUs
     assert divided.enter(REQUESTS, RUNTIME) is TEXTS
 
 
+def test_what_cores_are_worth_for_one_request_is_not_assumed_for_many(divided: CoreUse) -> None:
+    """One request reads the weights in the same time on any cores; many need them all."""
+    times, many = divided._times, 16
+    divided._speculator.sidecar.step_times = [(1, 0.01), (many, 0.02)]
+    divided.enter(many, RUNTIME)
+    for cores in (1, 2):
+        times.enter_cores(cores)
+        for _ in range(20):
+            times.observe(1, 1, 0.03)
+    for _ in range(20):
+        times.observe(many, 1, 0.04)
+    found = divided._forecast(many)
+    assert found is not None
+    assert found.plain == pytest.approx(many / 0.04, rel=0.05)
+    assert found.cold == pytest.approx(found.plain / math.sqrt(2.0), rel=0.05)
+    times.enter_cores(1)
+    for _ in range(20):
+        times.observe(many, 1, 0.05)
+    found = divided._forecast(many)
+    assert found is not None
+    assert found.cold == pytest.approx(many / 0.05, rel=0.05), "they are measured"
+
+
 def test_lookups_alone_go_on_only_while_they_pay(divided: CoreUse) -> None:
     """Without a sidecar the rounds are measured too, apart from those with one."""
     divided._speculator = speculator(ready=False)

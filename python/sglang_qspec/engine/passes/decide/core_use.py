@@ -154,7 +154,11 @@ class CoreUse:
         if not step_times:
             return None
         own, everything = (0, ALONE) if self._cores is None else self._cores.counts
-        beside, alone = self._times.on(own), self._times.on(everything)
+        times = self._times
+        beside, alone = times.on(own, requests), times.on(everything, requests)
+        if beside is None and alone is None:
+            alone = times.on(everything)
+            beside = times.on(own) if alone is None else None
         known = alone or beside
         if known is None:
             return None
