@@ -26,10 +26,10 @@ A load is a number of requests in flight (`--levels`), a kind of answers, and an
 Answers are `greedy`, `sampled` (temperature 0.8, top-p 0.95), or greedy `json` by a schema. The
 default is a steady load of greedy answers; `--matrix` has all others for `qspec`, `sglang`,
 `sglang-again`, `lookups` and `steps`, which takes hours on a CPU. Peers have greedy answers only.
-With answers of one length and without speculation, all requests of a steady batch end in the same
-pass, and the next ones share a prefill, which is rare in service. `--spread 0.5` draws lengths from
-half to one and a half times that length. At the end of a load fewer requests are in flight, so
-`--prompts` should be some times the largest level.
+With answers of one length and without speculation, all requests of a steady batch or of a queue end
+in the same pass, and the next ones share a prefill, which is rare in service. `--spread 0.5` draws
+lengths from half to one and a half times that length for both. At the end of a load fewer requests
+are in flight, so `--prompts` should be some times the largest level.
 
 `--pipelines` compares the pipelines `auto`, `queue`, `ahead`, `sequential` and `halves` under
 queues of greedy answers, for each `--k` (draft tokens of a request in a pass); `peers.pipelines`
@@ -134,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (pipeline := PIPELINES.get(cell.config)) is not None:
             update_settings(server, pipeline.runtime(cell["k"]))
             first *= 2  # queue drafts are made for requests that wait
-        spread = {STEADY: options.spread, "mixed": SPREAD}.get(cell["arrival"], 0.0)
+        given = options.spread
+        spread = {STEADY: given, QUEUED: given, "mixed": SPREAD}.get(cell["arrival"], 0.0)
         lengths = lengths_of(asked, options.max_new_tokens, spread)
         # A peer has no limit that changes, so its client keeps the rest of a queue.
         clients = len(asked) if is_own and cell["arrival"] == QUEUED else in_flight
@@ -178,7 +179,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--longest-prompt", type=positive, default=512, help="in tokens (default: 512)")
     add("--rounds", type=positive, default=3, help="figures are medians over rounds (default: 3)")
     add("--max-new-tokens", type=positive, default=128, help="of an answer (default: 128)")
-    spread = "largest deviation of an answer's length under a steady load, as a share (default: 0)"
+    spread = "largest deviation of an answer's length, steady or queued, as a share (default: 0)"
     add("--spread", type=float, default=0.0, help=spread)
     add("--idle", type=float, default=3.0, help="seconds before a load (default: 3)")
     add_run(parser, "bfloat16")
