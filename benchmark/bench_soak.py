@@ -15,7 +15,8 @@ flushes the cache. It checks:
   files than after the first minute (`leaked` if so).
 
 It measures the growth of memory after a warm-up, in MiB per hour with a 95 % interval, of the
-server's processes together and of each long life of the sidecar.
+server's processes together and of each long life of the sidecar. The memory of a sidecar on a CPU
+also grows while it uses parts of its KV for the first time, up to the share that it may take.
 
     python -m benchmark.bench_soak --minutes 120 --output results
 
