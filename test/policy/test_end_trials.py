@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_qspec.policy import DraftTrials, passes_left
+from sglang_qspec.policy.forecast import Forecast
 from test.policy.trial_loads import ALL, NONE, TEXTS, rates, serve, share
 
 UNEVEN = rates(80, 110, 100)
@@ -36,6 +39,26 @@ def test_a_sidecar_is_not_tried_if_the_batch_ends_first() -> None:
     short = serve(settled, load, 200, requests=10, reading=4.0, left=5.0)
     assert share(short, ALL) == 0.0
     assert share(serve(settled, load, 200, requests=10, reading=4.0, left=6.0), ALL) > 0.3
+
+
+def test_a_sidecar_that_would_read_until_the_end_of_a_batch_gets_no_cores() -> None:
+    load = rates(150, 100, 90)
+    trials = DraftTrials(2.0, lambda _requests: Forecast(150.0, 90.0, cold=60.0))
+    assert share(serve(trials, load, 60, requests=10)) > 0.8
+
+    def batch(left: float, certainty: float, seconds: float = 2.0) -> float:
+        trials.arrive()
+        more: Any = {"reading": 4.0, "left": left, "certainty": certainty}
+        return share(serve(trials, load, seconds, requests=10, **more))
+
+    assert batch(5.0, 0.9) < 0.2, "the first rounds end what the last batch began"
+    assert batch(5.0, 0.9) == 0.0
+    assert batch(5.0, 0.1) > 0.8, "others will come"
+    assert batch(20.0, 0.9) == 1.0
+    assert batch(5.0, 0.9) < 0.2
+    assert batch(20.0, 0.9, 6.0) > 0.8
+    more: Any = {"reading": 4.0, "left": 5.0, "certainty": 0.9}
+    assert share(serve(trials, load, 2, requests=10, **more)) == 1.0, "it has read"
 
 
 def test_other_trials_go_on_while_that_of_the_sidecar_would_outlast_the_batch() -> None:

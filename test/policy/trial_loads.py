@@ -33,12 +33,13 @@ def serve(
     reading: float = 0.0,
     last: float = 1.0,
     left: float = math.inf,
+    certainty: float = 0.0,
 ) -> Iterator[DraftUse]:
     """Uses of the rounds of a load with this `rate`.
 
     `drafted` is the share of the tokens that the sidecar drafts while it has its cores. `weight`,
-    `reading` and `left` are those of `DraftTrials.choose`. A pass with drafts brings the last
-    request `last` tokens further, and a pass without drafts one token.
+    `reading`, `left` and `certainty` are those of `DraftTrials.choose`. A pass with drafts brings
+    the last request `last` tokens further, and a pass without drafts one token.
     """
     for _ in range(round(seconds / PASS_S)):
         use = trials.choose(
@@ -49,6 +50,7 @@ def serve(
             weight=weight,
             reading=reading,
             left=lambda: left,
+            certainty=certainty,
         )
         tokens = round((rate(use) if callable(rate) else rate[use]) * PASS_S)
         by_sidecar = round(drafted * tokens) if use is ALL else 0

@@ -110,6 +110,8 @@ class DraftTrials:
         """Seconds without a step draft since the use came to have some; None after the first."""
         self._arrived = False
         """Whether new requests have come since the last round."""
+        self._read_s = 0.0
+        """Seconds of decoding with step drafts since then, in which the sidecar could read."""
         self._promise = False
         """What the latest round that asked for promised drafts was told."""
         self._unasked = 0
@@ -135,6 +137,7 @@ class DraftTrials:
         weight: float = 0.0,
         reading: float = 0.0,
         left: Callable[[], float] = lambda: math.inf,
+        certainty: float = 0.0,
     ) -> DraftUse:
         """The drafts of the next round over `requests` of this kind.
 
@@ -143,7 +146,7 @@ class DraftTrials:
         have been right for most requests; it is asked in some of the rounds without drafts.
         `weight` is that of `LastRequests`. A sidecar without the texts of the batch would read for
         `reading` seconds before it drafts. `left` is the expected time in seconds until the batch
-        ends.
+        ends, and `certainty` the probability that no other request comes before.
         """
         self._requests, self._weight = requests, weight
         # The level changes only if the batch is of another kind, or clearly smaller or larger.
@@ -152,14 +155,14 @@ class DraftTrials:
             self._level = self._enter(kind, 1 << requests.bit_length() - 1)
             self._stay = 0.0
         if self._arrived:
-            self._stay, self._arrived = math.inf, False
+            self._stay, self._arrived, self._read_s = math.inf, False, 0.0
         if TEXTS in self._uses and not self._level.measured and self._level.use is ALL:
             if self._level.unmeasured % FORECAST_EVERY == 0:
                 self._level.begin(self._assumed(self._level.kind, self._level.least))
             self._level.unmeasured += 1
         self._level.weight, self._level.reading, self._level.left = weight, reading, left
         self._level.allow(plain=plain, proposed=proposed, promised=self._promised(promised))
-        wanted = self._level.wanted
+        wanted = self._in_time(self._level.wanted, reading - self._read_s, certainty)
         begins_steps = wanted.has_steps and not self._use.has_steps
         takes_cores = begins_steps and self._ratio is not None
         settled = self._since >= SETTLE_S and not (takes_cores and self._stay < PATIENCE_S)
@@ -168,6 +171,29 @@ class DraftTrials:
             self._cold_s = 0.0 if begins_steps else None
             self._warm_s = WARM_UP_S[ALL if begins_steps else wanted]
         return self._use
+
+    def _in_time(self, wanted: DraftUse, unread: float, certainty: float) -> DraftUse:
+        """`wanted`, or the best use without steps if the batch ends before step drafts have paid.
+
+        The sidecar has to read for `unread` seconds first. It may pay in a trial all the same.
+        """
+        level = self._level
+        if self._ratio is None or level.trial is not None or not wanted.has_steps or unread <= 0.0:
+            return wanted
+        horizon = level.left() / certainty if certainty else math.inf
+        if horizon == math.inf:
+            return wanted
+        if level.cold is None and (found := self._forecast(self._requests)) is not None:
+            level.cold = found.cold
+        rates = level.rates
+        others = {use: rates[use] for use in self._uses if not use.has_steps}
+        if not level.plain:
+            others.pop(NONE)
+        best = max(others, key=others.__getitem__)
+        cold = rates[wanted] if level.cold is None else min(level.cold, rates[wanted])
+        reads = min(unread, horizon)
+        in_time = cold * reads + rates[wanted] * (horizon - reads) >= others[best] * horizon
+        return wanted if in_time else best
 
     def _promised(self, promised: Callable[[], bool]) -> bool:
         """Whether drafts would have been right, by the latest round that asked."""
@@ -225,6 +251,7 @@ class DraftTrials:
         """Record a decode pass that says nothing about the uses."""
         self._since += seconds
         self._stay += seconds
+        self._read_s += seconds * self._use.has_steps
 
     def observe(
         self,

@@ -121,6 +121,7 @@ class CoreUse:
                 weight=batch_end.weight(self._speculator, self._times, requests),
                 reading=sidecar.read_seconds * texts,
                 left=partial(batch_end.seconds_left, self._speculator, self._times, requests),
+                certainty=self._speculator.last_requests.certainty,
             )
         if self._use.has_steps and not drafts:
             self._use = DraftUse.TEXTS
