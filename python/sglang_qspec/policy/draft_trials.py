@@ -183,7 +183,7 @@ class DraftTrials:
         horizon = level.left() / certainty if certainty else math.inf
         if horizon == math.inf:
             return wanted
-        if level.cold is None and (found := self._forecast(self._requests)) is not None:
+        if level.cold is None and (found := self._forecast(level.least)) is not None:
             level.cold = found.cold
         rates = level.rates
         others = {use: rates[use] for use in self._uses if not use.has_steps}

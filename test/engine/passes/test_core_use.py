@@ -137,6 +137,27 @@ def test_what_cores_are_worth_for_one_request_is_not_assumed_for_many(divided: C
     assert found.cold == pytest.approx(many / 0.05, rel=0.05), "they are measured"
 
 
+def test_a_sidecar_that_would_read_until_the_end_of_the_last_requests_gets_no_cpu(
+    divided: CoreUse,
+) -> None:
+    found, times = divided._speculator, divided._times
+    found.sidecar.step_times, found.sidecar.read_seconds = [(1, 0.001), (REQUESTS, 0.001)], 1.0
+    for cores in (1, 2):
+        times.enter_cores(cores)
+        for _ in range(20):
+            times.observe(REQUESTS, 1, 0.02)
+    assert divided.enter(REQUESTS, RUNTIME, texts=1000) is ALL
+    found.others_wait = False
+    found.passes_left = lambda: {"a": 100.0, "b": 50.0}
+    assert divided.enter(REQUESTS, RUNTIME, texts=0) is ALL, "there is nothing to read"
+    for _ in range(40):
+        found.last_requests.end(at_limit=True)
+    found.last_requests.end_batch()
+    divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, 1.0)  # changes come later
+    assert divided.enter(REQUESTS, RUNTIME, texts=1000) in (TEXTS, NONE)
+    assert count(divided) == 2
+
+
 def test_lookups_alone_go_on_only_while_they_pay(divided: CoreUse) -> None:
     """Without a sidecar the rounds are measured too, apart from those with one."""
     divided._speculator = speculator(ready=False)
