@@ -117,7 +117,8 @@ def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUs
 def test_what_cores_are_worth_for_one_request_is_not_assumed_for_many(divided: CoreUse) -> None:
     """One request reads the weights in the same time on any cores; many need them all."""
     times, many = divided._times, 16
-    divided._speculator.sidecar.step_times = [(1, 0.01), (many, 0.02)]
+    known: Any = divided._speculator
+    known.sidecar.step_times = [(1, 0.01), (many, 0.02)]
     divided.enter(many, RUNTIME)
     for cores in (1, 2):
         times.enter_cores(cores)
@@ -140,7 +141,8 @@ def test_what_cores_are_worth_for_one_request_is_not_assumed_for_many(divided: C
 def test_a_sidecar_that_would_read_until_the_end_of_the_last_requests_gets_no_cpu(
     divided: CoreUse,
 ) -> None:
-    found, times = divided._speculator, divided._times
+    found: Any = divided._speculator
+    times = divided._times
     found.sidecar.step_times, found.sidecar.read_seconds = [(1, 0.001), (REQUESTS, 0.001)], 1.0
     for cores in (1, 2):
         times.enter_cores(cores)
