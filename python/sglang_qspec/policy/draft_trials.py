@@ -175,7 +175,7 @@ class DraftTrials:
     def _in_time(self, wanted: DraftUse, unread: float, certainty: float) -> DraftUse:
         """`wanted`, or the best use without steps if the batch ends before step drafts have paid.
 
-        The sidecar has to read for `unread` seconds first. It may pay in a trial all the same.
+        The sidecar has to read for `unread` seconds first. `TrialLevel` sees to that before trials.
         """
         level = self._level
         if self._ratio is None or level.trial is not None or not wanted.has_steps or unread <= 0.0:
