@@ -7,7 +7,7 @@ import psutil
 from sglang_qspec.sidecar.memory import cpu_bytes
 
 STACK = 16 << 20
-"""Size above the stack of a thread, whose unused part is not memory that a sidecar will use."""
+"""Mappings up to this size may be stacks of threads, whose unused part stays unused."""
 
 
 def check_memory(pid: int | None, fraction: float) -> None:

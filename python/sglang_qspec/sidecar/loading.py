@@ -139,7 +139,8 @@ def load(options: DraftModelOptions) -> tuple[Any, int]:
         loaded = _private_bytes() - before
         loaded += head_copy_bytes(runner.model, quantized=bool(model_config.quantization))
         context_len = int(model_config.context_len)
-        with fixed_kv(options, runner.model, loaded, context_len), LazyZeros():
+        lazily = LazyZeros() if _on_cpu(options) else contextlib.nullcontext()
+        with fixed_kv(options, runner.model, loaded, context_len), lazily:
             runner.alloc_memory_pool()
         fixed = 0 if _on_cpu(options) else fixed_bytes()
         runner.init_attention_backends()

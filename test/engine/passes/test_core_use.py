@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,61 +13,20 @@ from sglang_qspec.engine.passes.decide.core_use import ABSENT_S, LONG, CoreUse
 from sglang_qspec.engine.passes.leader import Leader
 from sglang_qspec.engine.passes.lineup import Lineup
 from sglang_qspec.engine.placement.environment import Placement
-from sglang_qspec.policy import AnswerKind, DraftUse, LastRequests, PassCost, PassTimes
+from sglang_qspec.policy import AnswerKind, DraftUse, PassCost, PassTimes
 from sglang_qspec.policy.draft_trials import FORECAST_EVERY
 from sglang_qspec.policy.runtime_settings import RuntimeSettings
-from sglang_qspec.policy.totals import Totals
-from sglang_qspec.trie import DraftTree, DraftTrees, Source
+from sglang_qspec.trie import DraftTrees, Source
+from test.engine.passes.divided import REQUESTS, RUNTIME, Cores, count, speculator, trees_of
 
-REQUESTS = 2
 PASS_S = 0.5
-RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
 ALL, SEQUENTIAL, HALVES, TEXTS, NONE = DraftUse
-
-
-@dataclass
-class Cores:
-    """Two CPUs in place of the machine's; one is the sidecar's."""
-
-    shared: frozenset[int]
-    count: int = 2
-    ratio: float = 2.0
-    counts: tuple[int, int] = (1, 2)
-
-    def use(self, *, everything: bool) -> int:
-        self.count = 2 if everything else 1
-        return self.count
-
-
-def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
-    """A speculator; `wanted` says whether any request asks for drafts of its sidecar."""
-    sidecar = SimpleNamespace(
-        ready=ready,
-        wanted=wanted,
-        may_come=False,
-        starved=False,
-        step_times=[],
-        read_seconds=0.0,
-    )
-    ends = LastRequests()
-    return SimpleNamespace(totals=Totals(), sidecar=sidecar, others_wait=True, last_requests=ends)
 
 
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> CoreUse:
     monkeypatch.setattr(core_use, "TargetCores", Cores)
     return CoreUse(Placement("cpu", cores="1"), PassTimes(PassCost(0, 0, 0)), speculator())
-
-
-def count(use: CoreUse) -> int:
-    cores: Any = use._cores
-    found: int = cores.count
-    return found
-
-
-def trees_of(source: Source) -> DraftTrees:
-    tree = DraftTree((5, 6, 7, 8), (0, 0, 1, 2), (source,) * 4, (1.0, 0.9, 0.9, 0.9))
-    return DraftTrees.of([tree] * REQUESTS, 4)
 
 
 def test_without_a_division_the_sidecar_always_drafts() -> None:
@@ -112,52 +70,6 @@ def test_without_drafts_of_the_sidecar_the_target_takes_all_cpus(divided: CoreUs
     assert divided.enter(REQUESTS, RUNTIME) is ALL
     divided._speculator = speculator(ready=False)
     assert divided.enter(REQUESTS, RUNTIME) is TEXTS
-
-
-def test_what_cores_are_worth_for_one_request_is_not_assumed_for_many(divided: CoreUse) -> None:
-    """One request reads the weights in the same time on any cores; many need them all."""
-    times, many = divided._times, 16
-    known: Any = divided._speculator
-    known.sidecar.step_times = [(1, 0.01), (many, 0.02)]
-    divided.enter(many, RUNTIME)
-    for cores in (1, 2):
-        times.enter_cores(cores)
-        for _ in range(20):
-            times.observe(1, 1, 0.03)
-    for _ in range(20):
-        times.observe(many, 1, 0.04)
-    found = divided._forecast(many)
-    assert found is not None
-    assert found.plain == pytest.approx(many / 0.04, rel=0.05)
-    assert found.cold == pytest.approx(found.plain / math.sqrt(2.0), rel=0.05)
-    times.enter_cores(1)
-    for _ in range(20):
-        times.observe(many, 1, 0.05)
-    found = divided._forecast(many)
-    assert found is not None
-    assert found.cold == pytest.approx(many / 0.05, rel=0.05), "they are measured"
-
-
-def test_a_sidecar_that_would_read_until_the_end_of_the_last_requests_gets_no_cpu(
-    divided: CoreUse,
-) -> None:
-    found: Any = divided._speculator
-    times = divided._times
-    found.sidecar.step_times, found.sidecar.read_seconds = [(1, 0.001), (REQUESTS, 0.001)], 1.0
-    for cores in (1, 2):
-        times.enter_cores(cores)
-        for _ in range(20):
-            times.observe(REQUESTS, 1, 0.02)
-    assert divided.enter(REQUESTS, RUNTIME, texts=1000) is ALL
-    found.others_wait = False
-    found.passes_left = lambda: {"a": 100.0, "b": 50.0}
-    assert divided.enter(REQUESTS, RUNTIME, texts=0) is ALL, "there is nothing to read"
-    for _ in range(40):
-        found.last_requests.end(at_limit=True)
-    found.last_requests.end_batch()
-    divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, 1.0)  # changes come later
-    assert divided.enter(REQUESTS, RUNTIME, texts=1000) in (TEXTS, NONE)
-    assert count(divided) == 2
 
 
 def test_lookups_alone_go_on_only_while_they_pay(divided: CoreUse) -> None:

@@ -9,7 +9,7 @@ from sglang_qspec.engine.passes.decide.core_use import CoreUse
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.policy import DraftUse, LastRequests, PassCost, PassTimes
 from sglang_qspec.trie import DraftTrees, Source
-from test.engine.passes.test_core_use import REQUESTS, RUNTIME, Cores, speculator, trees_of
+from test.engine.passes.divided import REQUESTS, RUNTIME, Cores, speculator, trees_of
 
 ALL, NONE = DraftUse.ALL, DraftUse.NONE
 
