@@ -31,7 +31,9 @@ class Fleet:
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
         self._servers: dict[object, tuple[Configuration, Server]] = {}
-        """By Configuration.server_key, the longest unused first; all but the last are paused."""
+        """By Configuration.server_key, the longest unused first."""
+        self._running: object = None
+        """Key of the server that is not paused; None after its end."""
         self._held: dict[bool, int] = {}
         """Largest private memory, in bytes, of a server without and with a sidecar."""
 
@@ -48,18 +50,16 @@ class Fleet:
         Raises ServerError if it does not start, and RuntimeError if its sidecar is not ready.
         """
         key = configuration.server_key
-        current = next(reversed(self._servers), None)
-        if current is not None and current != key:
-            before, waiting = self._servers[current]
-            self._measure(before, waiting)
-            waiting.pause()
+        if self._running is not None and self._running != key:
+            self._pause(self._running)
         if key in self._servers:
             _, server = self._servers.pop(key)
-            if current != key:
+            if self._running is None:
                 server.resume()
         else:
             server = self._start(configuration)
         self._servers[key] = configuration, server
+        self._running = key
         if configuration.has_sidecar:
             wait_for_sidecar(server)
         return server
@@ -68,6 +68,12 @@ class Fleet:
         """End the server of the configuration, if there is one; the next `run` starts another."""
         if configuration.server_key in self._servers:
             self._end(configuration.server_key)
+
+    def _pause(self, key: object) -> None:
+        configuration, server = self._servers[key]
+        self._measure(configuration, server)
+        server.pause()
+        self._running = None
 
     def _start(self, configuration: Configuration) -> Server:
         needed = self._needed(configuration)
@@ -105,4 +111,6 @@ class Fleet:
 
     def _end(self, key: object) -> None:
         _, server = self._servers.pop(key)
+        if self._running == key:
+            self._running = None
         server.stop()

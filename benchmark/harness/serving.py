@@ -14,7 +14,7 @@ from tqdm import tqdm
 from benchmark.harness.others import Others
 from benchmark.harness.run import Answer, Run
 from benchmark.harness.server import Server, ServerError
-from benchmark.harness.speculation import await_drafts, settled_counters
+from benchmark.harness.speculation import await_work, settled_counters
 
 SLOWEST_TOKENS_PER_S = 1.0
 """Time limits assume at least this number of tokens per second; a slower server counts as hung."""
@@ -48,12 +48,12 @@ def serve(
 ) -> Run:
     """Measure `send` on a warm server; `flush` empties its cache first.
 
-    `await_sidecar` repeats the warm-up until the sidecar drafts. The server then idles for `idle`
-    seconds. Raises ServerError, OSError, or RuntimeError if the sidecar drafts nothing or does not
+    `await_sidecar` repeats the warm-up until the sidecar works. The server then idles for `idle`
+    seconds. Raises ServerError, OSError, or RuntimeError if the sidecar does nothing or does not
     stop drafting.
     """
     if has_sidecar and await_sidecar:
-        await_drafts(server, warm_up)
+        await_work(server, warm_up)
     else:
         warm_up()
     if flush:

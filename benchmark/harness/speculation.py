@@ -15,7 +15,8 @@ SIDECAR_MODULE = "sglang_qspec.sidecar "
 """What the command line of a sidecar contains, but not that of a fork server."""
 SETTLED_SECONDS = 1.3
 """Time for the sidecar to report its counters, which it does about once a second."""
-DRAFTING_SECONDS = 2.5
+WORKING_SECONDS = 2.5
+"""Time for a sidecar to work on a warm-up and to report that, before the next warm-up."""
 LIMIT_SECONDS = 120.0
 STATE_SECONDS = 60.0
 """Time limit for an answer of /server_info."""
@@ -68,22 +69,23 @@ def wait_for_sidecar(server: Server, seconds: float = LIMIT_SECONDS) -> None:
             return
 
 
-def await_drafts(server: Server, warm_up: Callable[[], object]) -> None:
-    """Warm up until the sidecar drafts: after a pause each side may think that the other is lost.
+def await_work(server: Server, warm_up: Callable[[], object]) -> None:
+    """Warm up until the sidecar works: after a pause each side may think that the other is lost.
 
-    A head whose drafts do not pay drafts nothing. Raises RuntimeError if another sidecar drafts
-    nothing for LIMIT_SECONDS.
+    A pass over a prompt is work, too: where the target has all CPUs, a warm-up can end before the
+    sidecar drafts. A head whose drafts do not pay does nothing. Raises RuntimeError if another
+    sidecar does nothing for LIMIT_SECONDS.
     """
     before, due = None, 0.0
-    for state in states(server, LIMIT_SECONDS, "the sidecar has drafted nothing"):
-        drafted = state["drafted_tokens"]
-        # A new sidecar counts from 0, so a smaller count does not prove a draft.
-        if before is not None and (drafted > before or head_rests(state)):
+    for state in states(server, LIMIT_SECONDS, "the sidecar has done nothing"):
+        worked = state["sidecar_pass_seconds"]
+        # A new sidecar counts from 0, so a smaller figure does not prove a pass.
+        if before is not None and (worked > before or head_rests(state)):
             return
         if time.monotonic() >= due:
-            before = drafted if before is None else min(before, drafted)
+            before = worked if before is None else min(before, worked)
             warm_up()
-            due = time.monotonic() + DRAFTING_SECONDS
+            due = time.monotonic() + WORKING_SECONDS
 
 
 def head_rests(state: Mapping[str, Any]) -> bool:

@@ -89,8 +89,16 @@ def test_one_server_runs_and_the_others_wait(machine: Machine) -> None:
         run(running, "none")
     assert machine.done == [
         *("start none", "pause none", "start lookup", "pause lookup", "resume none"),
-        *("stop none", "pause lookup", "start none", "stop lookup", "stop none"),
+        *("stop none", "start none", "stop lookup", "stop none"),
     ]
+
+
+def test_a_waiting_server_runs_again_after_the_end_of_the_running_one(machine: Machine) -> None:
+    with Fleet(True) as running:
+        run(running, "none", "lookup")
+        running.drop(configuration("lookup", SETTINGS))
+        run(running, "none", "none")
+        assert machine.done[3:] == ["stop lookup", "resume none"]
 
 
 def test_a_server_that_lacks_memory_ends_the_longest_unused_server_first(machine: Machine) -> None:

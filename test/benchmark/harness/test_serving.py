@@ -55,7 +55,9 @@ class FakeServer:
         self.asked: list[tuple[str, Any]] = []
         self.passes = 0
         self.silent = 0
-        """Number of next batches for which the sidecar drafts nothing."""
+        """Number of next batches for which the sidecar does nothing."""
+        self.drafts = 10
+        """Drafted tokens for each pass of the target."""
         self.processes: list[Any] = []
         self.of_head: dict[str, Any] = {}
         """What a server with a head reports besides."""
@@ -72,7 +74,8 @@ class FakeServer:
 
     def get(self, path: str, timeout: float = 1.0) -> Any:
         state = {
-            "drafted_tokens": 10 * self.passes,
+            "drafted_tokens": self.drafts * self.passes,
+            "sidecar_pass_seconds": 0.03 * self.passes,
             "drafting_rows": 0,
             "pipelines": {"halves": counts(self.passes), "queue": counts(0), "plain": counts(9)},
             "step_seconds": 0.02 * self.passes,
@@ -89,7 +92,7 @@ class FakeServer:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(speculation, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(speculation, "DRAFTING_SECONDS", 0.05)
+    monkeypatch.setattr(speculation, "WORKING_SECONDS", 0.05)
 
 
 def run(server: Any, has_sidecar: bool = True) -> Run:
@@ -119,11 +122,18 @@ def test_counters_cover_only_the_cell_itself() -> None:
     assert measured.tokens == 24
 
 
-def test_a_cell_is_served_once_the_sidecar_drafts() -> None:
+def test_a_cell_is_served_once_the_sidecar_works() -> None:
     server = FakeServer()
     server.silent = 2
     run(server)
     assert [path for path, _ in server.asked].count("/generate") == 4
+
+
+def test_a_sidecar_that_has_no_time_to_draft_in_a_warm_up_works_all_the_same() -> None:
+    server = FakeServer()
+    server.drafts = 0
+    run(server)
+    assert [path for path, _ in server.asked].count("/generate") == 2
 
 
 @pytest.mark.parametrize(("paused", "use"), [(True, "all"), (False, "texts"), (False, "none")])
