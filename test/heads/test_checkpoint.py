@@ -162,8 +162,78 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.safetensors: "):
         checkpoint.load(tmp_path, torch.float32, CPU)
     path.unlink()
-    with pytest.raises(ConfigError, match=r"has no file \*.safetensors$"):
+    with pytest.raises(ConfigError, match=r"has no weights: no file \*.safetensors, \*.bin or"):
         checkpoint.load(tmp_path, torch.float32, CPU)
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ConfigError, match="but has pytorch_model.bin: save its weights as safeten"):
+    (tmp_path / "training_args.bin").touch()
+    with pytest.raises(ConfigError, match="has no weights"):
+        checkpoint.load(tmp_path, torch.float32, CPU)
+
+
+def in_torch_format(folder: Path, content: object, name: str = "pytorch_model.bin") -> Path:
+    """A folder with this content in place of the safetensors of its head."""
+    (folder / checkpoint.WEIGHTS).unlink()
+    torch.save(content, folder / name)
+    return folder
+
+
+def test_weights_may_be_in_the_format_of_torch(tmp_path: Path) -> None:
+    checkpoint.save(random_head(), tmp_path, torch.float32)
+    wanted = checkpoint.load(tmp_path, torch.float32, CPU).state_dict()
+    folder = in_torch_format(tmp_path, load_file(tmp_path / checkpoint.WEIGHTS))
+    found = checkpoint.load(folder, torch.float32, CPU).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_medusa_heads_as_their_authors_publish_them(tmp_path: Path) -> None:
+    heads = random_medusa()
+    checkpoint.save(heads, tmp_path, torch.float32)
+    tensors = {}
+    for name, tensor in load_file(tmp_path / checkpoint.WEIGHTS).items():
+        kind, head, *parts = name.split(".")
+        layers, part = heads.config.head_layers, parts[1] if kind == "blocks" else ""
+        own = f"{head}.{layers}" if kind == "lm_heads" else f"{head}.{part}.linear"
+        tensors[f"{own}.{parts[-1]}"] = tensor
+    in_torch_format(tmp_path, tensors, "medusa_lm_head.pt")
+    fields = {"medusa_num_heads": heads.config.heads, "medusa_num_layers": heads.config.head_layers}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    found = checkpoint.load_medusa(tmp_path, torch.float32, CPU)
+    assert found.config.vocab_size == heads.config.vocab_size
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+class Opens:
+    """An object that creates a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+def test_a_file_in_the_format_of_torch_runs_no_code(tmp_path: Path) -> None:
+    checkpoint.save(random_head(), tmp_path)
+    made = tmp_path / "made"
+    folder = in_torch_format(tmp_path, {"fc.weight": Opens(made)})
+    with pytest.raises(ConfigError, match="pytorch_model.bin is not a file of tensors"):
+        checkpoint.load(folder, torch.float32, CPU)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"weights", b"PK" + bytes(64)])
+def test_damaged_files_in_the_format_of_torch(tmp_path: Path, content: bytes) -> None:
+    checkpoint.save(random_head(), tmp_path)
+    in_torch_format(tmp_path, {})
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ConfigError, match="pytorch_model.bin is not a file of tensors as torch"):
+        checkpoint.load(tmp_path, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("content", [[torch.zeros(1)], {"fc.weight": 1.0}])
+def test_a_file_in_the_format_of_torch_has_tensors_by_name(tmp_path: Path, content: object) -> None:
+    checkpoint.save(random_head(), tmp_path)
+    in_torch_format(tmp_path, content)
+    with pytest.raises(ConfigError, match="has other values than tensors by name"):
         checkpoint.load(tmp_path, torch.float32, CPU)

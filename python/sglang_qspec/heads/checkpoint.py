@@ -1,4 +1,4 @@
-"""Heads on disk, in the format that SGLang and vLLM read."""
+"""Heads on disk, in the formats that SGLang and vLLM read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadConfig, HeadKind, read
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
+from sglang_qspec.heads.weights import load_weights
 
 AnyHead = EagleHead | MedusaHeads
 WEIGHTS = "model.safetensors"
@@ -51,7 +51,7 @@ def save(head: AnyHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> No
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> EagleHead:
     """Load an EAGLE head. Raises ConfigError if it is damaged, or not supported."""
     config = read(folder)
-    found = {_own_name(name): tensor for name, tensor in _weights(folder, device).items()}
+    found = {_own_name(name): tensor for name, tensor in load_weights(folder, device).items()}
     try:
         with torch.device("meta"):
             head = _empty(config, has_bias="fc.bias" in found)
@@ -74,7 +74,7 @@ def load_medusa(folder: Path, dtype: torch.dtype, device: torch.device) -> Medus
     config = read(folder)
     found = {
         _medusa_name(name, config.head_layers): tensor
-        for name, tensor in _weights(folder, device).items()
+        for name, tensor in load_weights(folder, device).items()
     }
     with torch.device("meta"):
         heads = MedusaHeads(config, bias=any(name.endswith(".bias") for name in found))
@@ -109,22 +109,6 @@ def _empty(config: HeadConfig, *, has_bias: bool) -> EagleHead:
     if config.kind is HeadKind.EAGLE2:
         return Eagle2Head(config, bias=has_bias)
     return Head(config)
-
-
-def _weights(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint. Raises ConfigError."""
-    tensors: dict[str, torch.Tensor] = {}
-    paths = sorted(folder.glob("*.safetensors"))
-    try:
-        for path in paths:
-            tensors |= load_file(path, device=str(device))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not paths:
-        others = sorted(path.name for path in folder.glob("*.bin"))
-        found = f", but has {others[0]}: save its weights as safetensors" if others else ""
-        raise ConfigError(f"{folder} has no file *.safetensors{found}")
-    return tensors
 
 
 def load_projection(folder: Path, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError, safe_open
 
 from sglang_qspec.errors import ConfigError
+from sglang_qspec.heads.files import weight_files
 
 
 class HeadKind(Enum):
@@ -167,7 +167,7 @@ def digest(folder: Path | None) -> str:
     if folder is None:
         return ""
     found = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+    for path in [folder / "config.json", *weight_files(folder)]:
         try:
             with path.open("rb") as file:
                 found.update(hashlib.file_digest(file, "sha256").digest())
@@ -264,19 +264,14 @@ def _medusa_sizes(folder: Path) -> tuple[int, int]:
 
     Raises ConfigError if there are none.
     """
-    shapes: list[Sequence[int]] = []
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                names = file.keys()  # the object has no __iter__
-                shapes += [file.get_slice(name).get_shape() for name in names]
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path}: {error}") from None
+    from sglang_qspec.heads.weights import weight_shapes  # torch takes a second
+
+    shapes = weight_shapes(folder)
     products = [shape for shape in shapes if len(shape) == 2]  # the others are biases
     if not products:
         raise ConfigError(
             f"{folder / 'config.json'} has no hidden_size and no vocab_size, and the folder no "
-            "weights in *.safetensors that tell them"
+            "weights that tell them"
         )
     return products[0][1], max(rows for rows, _ in products)
 
