@@ -153,6 +153,15 @@ def test_the_digest_tells_heads_apart(tmp_path: Path) -> None:
         digest(tmp_path / "none")
 
 
+def test_the_digest_covers_weights_in_the_format_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    weights = tmp_path / "pytorch_model.bin"
+    weights.write_bytes(b"weights")
+    first = digest(tmp_path)
+    weights.write_bytes(b"others")
+    assert digest(tmp_path) != first
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         read(tmp_path)
