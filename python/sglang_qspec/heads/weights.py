@@ -6,7 +6,6 @@ it runs no code.
 
 from __future__ import annotations
 
-import pickle  # noqa: TID251 - only for its error
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,9 +52,15 @@ def _load(path: Path, device: torch.device) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location=device, weights_only=True)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001 - damage makes torch raise errors of many kinds
         why = first_line(error) or type(error).__name__
         raise ConfigError(f"{path} is not a file of tensors as torch writes it: {why}") from None
-    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
+    if not isinstance(found, dict) or not all(map(_is_weight, found.items())):
         raise ConfigError(f"{path} has other values than tensors by name")
     return found
+
+
+def _is_weight(item: tuple[object, object]) -> bool:
+    """Whether an item of a file has a name and a tensor."""
+    name, value = item
+    return isinstance(name, str) and isinstance(value, torch.Tensor)

@@ -10,6 +10,7 @@ from sglang_qspec.engine.placement.devices import Gpu
 from sglang_qspec.engine.placement.environment import Placement
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadKind, is_head_folder, read
+from sglang_qspec.heads.files import weight_files
 from sglang_qspec.sidecar.memory import GIB, RUNTIME_BYTES, gib
 
 EMBEDDING_BYTES = 2
@@ -40,12 +41,8 @@ def draft_bytes(path: str) -> int | None:
 
 def weight_bytes(path: str) -> int | None:
     """Size of the weight files of a local checkpoint; None for a name on a hub."""
-    folder = Path(path).expanduser()
-    for pattern in ("*.safetensors", "*.bin", "*.pt"):
-        sizes = [file.stat().st_size for file in folder.glob(pattern)]
-        if sizes:
-            return sum(sizes)
-    return None
+    sizes = [file.stat().st_size for file in weight_files(Path(path).expanduser())]
+    return sum(sizes) if sizes else None
 
 
 def default_fraction(gpu: Gpu | None, weights: int | None) -> float:
