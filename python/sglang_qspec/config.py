@@ -178,6 +178,13 @@ class QSpecConfig:
         "waiting ones, or in the sidecars at the endpoints; a head alone in the server's own "
         "sidecar is the --speculative-draft-model-path",
     )
+    draft_model_head: str = _setting(
+        "",
+        values.text,
+        "folder of a Hydra head of the draft model (qspec models train-head --kind hydra), with "
+        "which the draft model drafts two tokens in some of its passes; it needs a sidecar on a "
+        "CPU, which the server starts",
+    )
     jacobi_tokens: int = _setting(
         0,
         values.whole(0, 15),

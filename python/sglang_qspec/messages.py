@@ -356,6 +356,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     sidecars."""
     pass_seconds: Seconds = 0.0
     """Total duration of all passes of the draft model since the sidecar started, in seconds."""
+    guessed_tokens: Count = 0
+    """Guesses of the draft model's own head that passes verified since the sidecar started."""
+    right_guesses: Count = 0
+    """Right ones among the `guessed_tokens`, each of which gave a token."""
 
 
 ToSidecar = Hello | Submit | Admit | Commits | States | Close | Ping

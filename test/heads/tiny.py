@@ -11,9 +11,10 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sglang_qspec.heads.config import HeadConfig, HeadKind
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
-from sglang_qspec.heads.new_config import for_target, medusa_for_target
+from sglang_qspec.heads.new_config import for_target, hydra_for_target, medusa_for_target
 
 VOCAB, END = 260, 258
 SHAPE = {
@@ -86,6 +87,19 @@ def random_medusa(heads: int = 5, *, bias: bool = True) -> MedusaHeads:
     for weight in found.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     return found.eval()
+
+
+def random_hydra(draft_vocab: int = 80) -> HydraHead:
+    """A Hydra head with random weights, which 8 bits represent exactly."""
+    torch.manual_seed(5)
+    head = HydraHead(hydra_for_target(SHAPE, draft_vocab))
+    with torch.no_grad():
+        for layer in (head.up, head.down, head.lm_head):
+            digits = torch.randint(-126, 127, layer.weight.shape)
+            digits[:, 0] = 127
+            layer.weight.copy_(digits * 2.0**-9)
+    head.choose_ids(torch.randperm(VOCAB)[:draft_vocab].sort().values)
+    return head.eval()
 
 
 class Drafting:

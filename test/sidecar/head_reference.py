@@ -10,6 +10,7 @@ import torch
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.config import HeadKind
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.link import Peer
 from sglang_qspec.sidecar import service
@@ -20,6 +21,7 @@ from test.heads.tiny import (
     Drafting,
     random_eagle2,
     random_head,
+    random_hydra,
     random_medusa,
     write_target,
 )
@@ -36,6 +38,7 @@ def written(folder: Path, kind: HeadKind) -> tuple[Path, Path]:
         HeadKind.EAGLE3: random_head,
         HeadKind.EAGLE2: random_eagle2,
         HeadKind.MEDUSA: random_medusa,
+        HeadKind.HYDRA: random_hydra,
     }
     (folder / "head").mkdir()
     checkpoint.save(made[kind](), folder / "head", torch.float32)
@@ -64,6 +67,8 @@ def choices_of(
             newest = STATES[length - 2].float()
             drafted = [head.logits(head.output(newest, number), number) for number in range(count)]
         return [logits.topk(2).indices.tolist() for logits in drafted]
+    if isinstance(head, HydraHead):
+        return _hydra_choices(head, embedding, length, count)
     drafting = Drafting(head, embedding)
     found: list[list[int]] = []
     with torch.inference_mode():
@@ -74,6 +79,19 @@ def choices_of(
             if len(found) == count:
                 return found
             output = drafting.row(found[-1][0], output)
+
+
+def _hydra_choices(
+    head: HydraHead, embedding: torch.Tensor, length: int, count: int
+) -> list[list[int]]:
+    found: list[list[int]] = []
+    token, state = TEXT[length - 1], STATES[length - 2].float()
+    with torch.inference_mode():
+        for _ in range(count):
+            state = head.output(embedding[token], state)
+            found.append(head.target_ids[head.logits(state).topk(2).indices].tolist())
+            token = found[-1][0]
+    return found
 
 
 def drafts_of(

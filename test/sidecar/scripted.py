@@ -51,6 +51,10 @@ class ScriptedModel:
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
         self.rows = KVRows(table, context_len, np.arange(1, tokens + 1))
         self._told: dict[int, int] = {}  # the token id in each slot
+        self.seen: list[tuple[int, ...]] = []
+        """The sequence of each row of all passes."""
+        self.states = torch.zeros(0, 1, dtype=torch.int64)
+        """States of the latest pass, [n, 1], which are places in `seen`."""
 
     @property
     def read_tokens(self) -> int:
@@ -69,13 +73,12 @@ class ScriptedModel:
         return self._say([self.sequence(row) for row in rows])
 
     def decode(self, given: PassInput, token_ids: torch.Tensor) -> torch.Tensor:
-        rows = given.rows.tolist()
-        self._note("step", rows, len(rows))
+        rows, lengths = given.rows.tolist(), given.lengths.tolist()
+        self._note("step", list(zip(rows, lengths, strict=True)), len(rows))
         self._told.update(zip(given.slots.tolist(), token_ids.tolist(), strict=True))
-        lengths = given.lengths.tolist()
         return self._say([self.sequence(*each) for each in zip(rows, lengths, strict=True)])
 
-    def _note(self, verb: str, rows: Sequence[int], tokens: int) -> None:
+    def _note(self, verb: str, rows: Sequence[object], tokens: int) -> None:
         if self.failures:
             raise self.failures.pop(0)
         if len(set(rows)) != len(rows):
@@ -84,6 +87,8 @@ class ScriptedModel:
         self.on_pass(tokens)
 
     def _say(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        self.states = torch.tensor([[len(self.seen) + place] for place in range(len(sequences))])
+        self.seen += sequences
         logits = torch.zeros(len(sequences), self.vocab_size)
         for place, sequence in enumerate(sequences):
             token = self.script(sequence)

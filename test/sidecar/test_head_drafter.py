@@ -92,11 +92,14 @@ def reference(folders: tuple[Path, Path]) -> tuple[AnyHead, torch.Tensor]:
     if read(folders[0]).kind is HeadKind.MEDUSA:
         medusa = checkpoint.load_medusa(folders[0], torch.float32, torch.device("cpu"))
         return medusa, torch.empty(0)
-    head = checkpoint.load(folders[0], torch.float32, torch.device("cpu"))
     target = LlamaForCausalLM.from_pretrained(folders[1]).eval()
+    embedding = target.model.embed_tokens.weight
+    if read(folders[0]).kind is HeadKind.HYDRA:
+        return checkpoint.load_hydra(folders[0], torch.float32, torch.device("cpu")), embedding
+    head = checkpoint.load(folders[0], torch.float32, torch.device("cpu"))
     if isinstance(head, Eagle2Head):
         head.lm_head = target.lm_head.weight
-    return head, target.model.embed_tokens.weight
+    return head, embedding
 
 
 def states(begin: int, end: int, submission: int = 1) -> States:

@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadConfig, HeadKind, read
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, EagleHead, Head
 from sglang_qspec.heads.weights import load_weights
 
-AnyHead = EagleHead | MedusaHeads
+AnyHead = EagleHead | MedusaHeads | HydraHead
 WEIGHTS = "model.safetensors"
 FIRST_LAYER = "layers.0."
 """How some checkpoints call `midlayer`."""
@@ -25,6 +26,7 @@ IGNORED = {
     HeadKind.EAGLE3: frozenset({"t2d", "embed_tokens.weight"}),
     HeadKind.EAGLE2: frozenset({"lm_head.weight", "embed_tokens.weight"}),
     HeadKind.MEDUSA: frozenset(),
+    HeadKind.HYDRA: frozenset(),
 }
 """What follows from `d2t` or belongs to the target."""
 
@@ -81,6 +83,18 @@ def load_medusa(folder: Path, dtype: torch.dtype, device: torch.device) -> Medus
     _check(folder, heads, found)
     _assign(heads, found, dtype)
     return heads.eval()
+
+
+def load_hydra(folder: Path, dtype: torch.dtype, device: torch.device) -> HydraHead:
+    """Load a Hydra head. Raises ConfigError if it is damaged, or not supported."""
+    config = read(folder)
+    found = load_weights(folder, device)
+    with torch.device("meta"):
+        head = HydraHead(config)
+    _check(folder, head, found)
+    _check_ids(folder, head, found["d2t"])
+    _assign(head, found, dtype)
+    return head.eval()
 
 
 def _medusa_name(name: str, layers: int) -> str:
@@ -141,7 +155,7 @@ def _check(folder: Path, head: AnyHead, found: dict[str, Any]) -> None:
         raise ConfigError(f"{folder} has weights that are not supported: {', '.join(more[:3])}")
 
 
-def _check_ids(folder: Path, head: Head, d2t: torch.Tensor) -> None:
+def _check_ids(folder: Path, head: Head | HydraHead, d2t: torch.Tensor) -> None:
     """Raise ConfigError unless all ids of the head are ids of the target."""
     ids = torch.arange(len(d2t), device=d2t.device) + d2t
     if int(ids.min()) < 0 or int(ids.max()) >= head.config.vocab_size:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,11 +25,15 @@ class HeadKind(Enum):
     MEDUSA = "MedusaModel"
     """Reads what the target's LM head reads, and has a head for each of the next tokens. vLLM has a
     class of this name; SGLang runs none."""
+    HYDRA = "HydraHead"
+    """Reads what the target's LM head reads and the newest token, without attention, and has an LM
+    head for its most frequent ids. The format is this project's own."""
 
 
 STATES = 3
 """Number of the target's hidden states that a head reads by default."""
 MOST_STATES = 16
+Size = Annotated[int, msgspec.Meta(ge=1)]
 MOST_HEADS = 16
 """Maximum number of Medusa heads."""
 FEW = 8
@@ -76,9 +80,18 @@ class _Medusa(msgspec.Struct, frozen=True):
     truncated_vocab_size: int | None = None
 
 
+class _Hydra(msgspec.Struct, frozen=True):
+    """The fields of the `config.json` of a Hydra head."""
+
+    hidden_size: Size
+    vocab_size: Size
+    draft_vocab_size: Size
+    intermediate_size: Size
+
+
 @dataclass(frozen=True)
 class HeadConfig:
-    """A head with one decoder layer, or Medusa heads. Widths are numbers of features."""
+    """A head of any kind. Widths are numbers of features."""
 
     kind: HeadKind
     hidden_size: int
@@ -100,6 +113,8 @@ class HeadConfig:
     """Number of Medusa heads, each of which drafts one token."""
     head_layers: int = 0
     """Number of layers of each of them before its LM head."""
+    inner_size: int = 0
+    """Width between the two layers of a Hydra head."""
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
         """The layers that an EAGLE-3 head reads of a target with this number of layers.
@@ -114,8 +129,11 @@ class HeadConfig:
             )
         return layers
 
-    def check_target(self, config: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless a target with this `config.json` has the head's widths."""
+    def check_target(self, config: Mapping[str, Any], model: str = "target") -> None:
+        """Raise ConfigError unless a model with this `config.json` has the head's widths.
+
+        `model` says in the message what it is.
+        """
         found = {
             "hidden_size": (self.target_hidden_size, config.get("hidden_size")),
             "vocab_size": (self.vocab_size, config.get("vocab_size")),
@@ -123,7 +141,7 @@ class HeadConfig:
         for name, (own, target) in found.items():
             if own != target:
                 raise ConfigError(
-                    f"the head is for a target with {name} {own}, but the target has {target}"
+                    f"the head is for a {model} with {name} {own}, but the {model} has {target}"
                 )
         if self.kind is HeadKind.EAGLE3:
             self.layers_of(int(config["num_hidden_layers"]))
@@ -192,6 +210,8 @@ def read(folder: Path) -> HeadConfig:
         kind = _kind_of(fields)
         if kind is HeadKind.MEDUSA:
             return _medusa(folder, msgspec.convert(fields, _Medusa), fields)
+        if kind is HeadKind.HYDRA:
+            return _hydra(path, msgspec.convert(fields, _Hydra), fields)
         content = msgspec.convert(fields, _Content)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -274,6 +294,18 @@ def _medusa_sizes(folder: Path) -> tuple[int, int]:
             "weights that tell them"
         )
     return products[0][1], max(rows for rows, _ in products)
+
+
+def _hydra(path: Path, content: _Hydra, fields: Mapping[str, Any]) -> HeadConfig:
+    """The configuration of a Hydra head."""
+    width, ids, inner = content.hidden_size, content.vocab_size, content.intermediate_size
+    if content.draft_vocab_size > ids:
+        raise ConfigError(
+            f"{path}: draft_vocab_size is {content.draft_vocab_size}, but must be at most "
+            f"vocab_size, {ids}"
+        )
+    own = content.draft_vocab_size
+    return HeadConfig(HeadKind.HYDRA, width, width, ids, own, None, 1, fields, inner_size=inner)
 
 
 def _check_fields(path: Path, *found: tuple[str, int, int]) -> None:

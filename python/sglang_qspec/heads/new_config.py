@@ -14,10 +14,7 @@ def medusa_for_target(target: Mapping[str, Any], heads: int) -> HeadConfig:
 
     Raises ConfigError if it does not tell the target's sizes.
     """
-    for name in ("hidden_size", "vocab_size"):
-        if not isinstance(target.get(name), int):
-            raise ConfigError(f"the target's config.json has no {name}, which a head needs")
-    width, ids = target["hidden_size"], target["vocab_size"]
+    width, ids = _sizes(target)
     fields = {
         "architectures": [HeadKind.MEDUSA.value],
         "model_type": "medusa",
@@ -30,6 +27,25 @@ def medusa_for_target(target: Mapping[str, Any], heads: int) -> HeadConfig:
         "medusa_fc_bias": True,
     }
     return HeadConfig(HeadKind.MEDUSA, width, width, ids, ids, None, 1, fields, heads, 1)
+
+
+def hydra_for_target(target: Mapping[str, Any], draft_vocab_size: int) -> HeadConfig:
+    """The configuration of a new Hydra head for a target with this `config.json`.
+
+    Raises ConfigError if it does not tell the target's sizes.
+    """
+    width, ids = _sizes(target)
+    fields = {
+        "architectures": [HeadKind.HYDRA.value],
+        "model_type": "hydra",
+        "hidden_size": width,
+        "vocab_size": ids,
+        "draft_vocab_size": draft_vocab_size,
+        "intermediate_size": 2 * width,
+    }
+    return HeadConfig(
+        HeadKind.HYDRA, width, width, ids, draft_vocab_size, None, 1, fields, inner_size=2 * width
+    )
 
 
 def eagle2_for_target(target: Mapping[str, Any]) -> HeadConfig:
@@ -78,18 +94,26 @@ def for_target(
     )
 
 
-def _decoder_fields(target: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a head's `config.json` that describe its decoder layer."""
-    needed = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "vocab_size",
-    )
-    for name in needed:
+def _sizes(target: Mapping[str, Any]) -> tuple[int, int]:
+    """Width and number of token ids of a target. Raises ConfigError."""
+    _need(target, "hidden_size", "vocab_size")
+    return target["hidden_size"], target["vocab_size"]
+
+
+def _need(target: Mapping[str, Any], *names: str) -> None:
+    """Raise ConfigError unless a target's `config.json` has these whole numbers."""
+    for name in names:
         if not isinstance(target.get(name), int):
             raise ConfigError(f"the target's config.json has no {name}, which a head needs")
+
+
+def _decoder_fields(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a head's `config.json` that describe its decoder layer."""
+    _need(
+        target,
+        *("hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_hidden_layers", "vocab_size"),
+    )
     kept = (
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
         *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters"),

@@ -88,6 +88,25 @@ class Burst:
         )
 
 
+class SinglePass:
+    """The input of one decode pass in which a row may have several tokens."""
+
+    def __init__(
+        self, rows: KVRows, own: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
+        """Append `counts[i]` slots to the distinct row `own[i]`, for `token_ids` row by row.
+
+        Raises DraftModelError as `KVRows.append`.
+        """
+        added = rows.append(own, counts)
+        lengths = added.positions + 1
+        own_rows, positions, slots, on_device, self.token_ids = to_device(
+            rows.table.device, *added, lengths, np.array(token_ids, np.int64)
+        )
+        rows.place(own_rows, positions, slots)
+        self.inputs = PassInput(own_rows, positions, slots, on_device, added.rows, lengths)
+
+
 class Drawing:
     """A burst under way: its passes are launched one by one, and its tokens are read at its end."""
 

@@ -279,6 +279,8 @@ class SidecarProcess(Supervised):
             command.append(f"--target-path={target_path}")
         if settings.head_path:
             command.append(f"--head-path={settings.head_path}")
+        if settings.draft_model_head:
+            command.append(f"--draft-model-head={settings.draft_model_head}")
         if background:
             command.append("--background")
         if shared:

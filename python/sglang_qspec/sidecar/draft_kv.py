@@ -13,15 +13,15 @@ from sglang_qspec.sidecar.kv_rows import KVRows
 
 
 class PassInput(NamedTuple):
-    """A decode pass over n distinct rows, without its tokens: int64 [n] on the device or host."""
+    """A decode pass over n tokens, without these: int64 [n] on the device or host."""
 
     rows: torch.Tensor
     positions: torch.Tensor
-    """Position of each row's new token."""
+    """Position of each token in its row."""
     slots: torch.Tensor
-    """KV slot of each row's new token, which the row has already."""
+    """KV slot of each token, which its row has already."""
     lengths: torch.Tensor
-    """Length of each row with its new token."""
+    """Length of each token's row up to and with the token."""
     host_rows: NDArray[np.int64]
     host_lengths: NDArray[np.int64]
 
@@ -41,6 +41,13 @@ class DraftKV(Protocol):
     def eos_token_ids(self) -> frozenset[int]:
         """End-of-sequence tokens of the model."""
 
+    @property
+    def states(self) -> torch.Tensor:
+        """What the LM head read for the rows of the latest pass, [n, width].
+
+        Only a model that is loaded to keep its states has them.
+        """
+
     def extend(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
         """Append one or more tokens to each of the distinct `rows`, in one prefill pass.
 
@@ -50,7 +57,8 @@ class DraftKV(Protocol):
         """
 
     def decode(self, given: PassInput, token_ids: torch.Tensor) -> torch.Tensor:
-        """Compute the KV of one token of each row, int64 [n] on the device, in one decode pass.
+        """Compute the KV of n tokens, int64 [n] on the device, in one decode pass.
 
-        Returns the logits after these tokens, float [n, vocab_size].
+        A row may have several tokens, at successive positions. Returns the logits after each
+        token, float [n, vocab_size].
         """

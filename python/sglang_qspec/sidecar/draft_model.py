@@ -27,10 +27,13 @@ from sglang_qspec.transfers import to_device
 class DraftModel:
     """`DraftKV` of a model that SGLang loads. Not thread-safe."""
 
-    def __init__(self, options: DraftModelOptions, *, drafts_only: bool = True) -> None:
+    def __init__(
+        self, options: DraftModelOptions, *, drafts_only: bool = True, keeps_states: bool = False
+    ) -> None:
         """Load the model, which takes seconds.
 
-        With `drafts_only` false it computes as a target does: without the compiled decoder.
+        With `drafts_only` false it computes as a target does: without the compiled decoder. With
+        `keeps_states` it has `states`.
 
         Raises LoadError if the model does not exist, SGLang cannot run it on this device, or its
         KV cache is not one pool with pages of one token. Raises ConfigError if a CUDA kernel does
@@ -52,11 +55,18 @@ class DraftModel:
         self._options = options
         self._device = torch.device(runner.device)
         kv_slots = allocator.alloc(allocator.available_size()).cpu().numpy()
+        self._keeps_states = keeps_states
+        self._states: torch.Tensor | None = None
         self.rows = KVRows(pool.req_to_token, int(runner.model_config.context_len), kv_slots)
 
     @property
     def vocab_size(self) -> int:
         return int(self._runner.model_config.vocab_size)
+
+    @property
+    def states(self) -> torch.Tensor:
+        assert self._states is not None, "the model does not keep its states, or has run no pass"
+        return self._states
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -181,18 +191,22 @@ class DraftModel:
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+        keeps = self._keeps_states
         if self._runner.model_config.model_is_mrope:
             # The three coordinates of a token of text are its position.
             fields["mrope_positions"] = fields["positions"].unsqueeze(0).expand(3, -1)
         batch = ForwardBatch(
             spec_algorithm=SpeculativeAlgorithm.NONE,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
+            capture_hidden_mode=CaptureHiddenMode.LAST if keeps else CaptureHiddenMode.NULL,
             global_num_token_non_padded_cpu=fields["input_ids"].shape[0],
             **fields,
         )
         translator = self._runner.kv_index_translator
         translator.own_plan(batch).bind(batch, translator)
-        logits: torch.Tensor = self._runner.forward(batch).logits_output.next_token_logits
+        output = self._runner.forward(batch).logits_output
+        if keeps:
+            self._states = output.hidden_states
+        logits: torch.Tensor = output.next_token_logits
         return logits[:, : self.vocab_size]
 
 

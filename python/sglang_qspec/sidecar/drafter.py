@@ -30,6 +30,7 @@ from sglang_qspec.messages import (
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.guesser import Guesser
 from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.overload import Overload
 from sglang_qspec.sidecar.pass_runner import PassRunner
@@ -62,6 +63,7 @@ class Drafter:
         max_backlog_s: float = MAX_BACKLOG_S,
         most_passes: int = 1,
         most_bursts: int = 1,
+        guesser: Guesser | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set the limits of a pass, and choose what passes and servers share.
@@ -74,7 +76,7 @@ class Drafter:
         the text tokens, and separately the draft tokens, kept for one server. If one of several
         servers has a backlog of more than `max_backlog_s` seconds, the drafter may skip work
         (`Overload`). `most_passes` is the maximum number of decode passes in a burst, and
-        `most_bursts` that of bursts in a step.
+        `most_bursts` that of bursts in a step. Single passes verify guesses of the `guesser`.
         """
         self._model = model
         self._rows = model.rows
@@ -108,7 +110,9 @@ class Drafter:
             self._outbox,
             most_passes=most_passes,
             most_bursts=most_bursts,
+            guesser=guesser,
         )
+        self._guesser = guesser
         self.statistics = self._passes.statistics
         self.retries = Retries(self._rows, self.queue, self._allocator)
         """The prompts of failed passes."""
@@ -118,7 +122,10 @@ class Drafter:
 
     def warm_up(self) -> None:
         """Run first passes, and take their times as those of draft steps and of reading."""
-        self.statistics.expect_steps(step_seconds(self._model, self._slots))
+        times = step_seconds(self._model, self._slots)
+        self.statistics.expect_steps(times)
+        if self._guesser is not None:
+            self._guesser.choice.expect(times)
         self.statistics.expect_reading(read_seconds(self._model))
 
     @property

@@ -170,6 +170,22 @@ FIGURES = (
         summary="step_seconds",
     ),
     Figure(
+        name="guessed_tokens",
+        read=lambda parts: parts.drafter.statistics.guessed_tokens,
+        help="Guesses of the draft model's own head that its passes verified",
+        is_total=True,
+        entry="guessed_tokens",
+        summary="sidecar_guessed_tokens",
+    ),
+    Figure(
+        name="right_guesses",
+        read=lambda parts: parts.drafter.statistics.right_guesses,
+        help="Right guesses of the draft model's own head, each of which gave a token",
+        is_total=True,
+        entry="right_guesses",
+        summary="sidecar_right_guesses",
+    ),
+    Figure(
         name="declined_requests",
         read=lambda parts: parts.drafter.declined,
         help="Declined submissions",

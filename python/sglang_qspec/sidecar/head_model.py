@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.model import Eagle2Head
+from sglang_qspec.heads.target_weights import EMBEDDING, LM_HEAD, find, target_weight
 from sglang_qspec.sidecar.head_runner import HeadOptions, HeadOutput, HeadRunner, dtype_on
 from sglang_qspec.transfers import mark, to_device
 
@@ -22,8 +20,6 @@ TOGETHER = 16
 """Rows with at most this number of new tokens attend in one call, padded to the longest."""
 APART = 512
 """New tokens of another row that attend in one call."""
-EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
-"""How the names of the target's embeddings and LM head end."""
 
 
 class HeadModel(HeadRunner):
@@ -38,7 +34,7 @@ class HeadModel(HeadRunner):
         self._embedding = self._of_target(EMBEDDING)
         self._ids = None
         if isinstance(head, Eagle2Head):
-            has_own = _find(options.target, LM_HEAD) is not None
+            has_own = find(options.target, LM_HEAD) is not None
             head.lm_head = self._of_target(LM_HEAD) if has_own else self._embedding
         else:
             self._ids = head.target_ids
@@ -48,20 +44,12 @@ class HeadModel(HeadRunner):
         self._values = torch.zeros_like(self._keys)
 
     def _of_target(self, name: str) -> Tensor:
-        """The target's weight [vocab, width] with a name that ends in `name`, the first of several.
+        """The target's weight [vocab, width] with a name that ends in `name`.
 
-        Raises ConfigError if the target has none, or if it has another shape.
+        Raises ConfigError as `target_weight`.
         """
-        folder, config = self._options.target, self._head.config
-        found = _find(folder, name)
-        if found is None:
-            raise ConfigError(f"{folder} has no weight that ends with {name}, which a head reads")
-        wanted = [config.vocab_size, config.hidden_size]
-        if list(found.shape) != wanted:
-            raise ConfigError(
-                f"{name} of {folder} has shape {list(found.shape)}, but the head needs {wanted}"
-            )
-        return found.to(self._device, self._dtype)
+        shape = [self._head.config.vocab_size, self._head.config.hidden_size]
+        return target_weight(self._options.target, name, shape).to(self._device, self._dtype)
 
     @torch.inference_mode()
     def extend(
@@ -144,14 +132,3 @@ class HeadModel(HeadRunner):
             enable_gqa=True,
         )
         return mixed.transpose(1, 2)[there]
-
-
-def _find(target: Path, ending: str) -> Tensor | None:
-    """The first weight in a checkpoint with a name that ends in `ending`; None without one."""
-    for path in sorted(target.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the object has no __iter__
-                if name.endswith(ending):
-                    found: Tensor = file.get_tensor(name)
-                    return found
-    return None

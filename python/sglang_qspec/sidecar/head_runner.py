@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from sglang_qspec.link.fingerprint import fingerprint
 from sglang_qspec.sidecar.kv_rows import KVRows
 from sglang_qspec.transfers import to_device
 
+LONGEST = 1 << 17
+"""Maximum length of a text, in tokens, if the target does not limit it."""
 KV_SLOTS = 1 << 17
 """Default number of KV slots; a slot of an 8B target's head takes 4 KB."""
 
@@ -66,6 +69,12 @@ class HeadOutput(NamedTuple):
 def dtype_on(device: torch.device) -> torch.dtype:
     """The number format in which heads compute on a device."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def longest_text(target: Path) -> int:
+    """Maximum length of a text, in tokens, by the `config.json` of a target."""
+    content = msgspec.json.decode((target / "config.json").read_bytes())
+    return content.get("max_position_embeddings") or LONGEST
 
 
 class HeadRunner(ABC):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_qspec.heads import checkpoint
-from sglang_qspec.sidecar.head_runner import HeadOptions, HeadOutput, HeadRunner, dtype_on
+from sglang_qspec.sidecar.head_runner import (
+    HeadOptions,
+    HeadOutput,
+    HeadRunner,
+    dtype_on,
+    longest_text,
+)
 from sglang_qspec.transfers import mark, to_device
-
-LONGEST = 1 << 17
-"""Maximum length of a text, in tokens, if the `config.json` of the target does not limit it."""
 
 
 class MedusaModel(HeadRunner):
@@ -25,9 +27,7 @@ class MedusaModel(HeadRunner):
         """Load the heads. Raises ConfigError if they cannot be used."""
         device = torch.device(options.device)
         self._heads = checkpoint.load_medusa(options.head, dtype_on(device), device)
-        content = msgspec.json.decode((options.target / "config.json").read_bytes())
-        longest = content.get("max_position_embeddings") or LONGEST
-        super().__init__(options, self._heads.config, longest)
+        super().__init__(options, self._heads.config, longest_text(options.target))
         self.longest_draft = self._heads.config.heads
 
     @torch.inference_mode()

@@ -37,6 +37,12 @@ def parser() -> argparse.ArgumentParser:
         "embeddings and the LM head",
     )
     add("--head-path", default="", help=argparse.SUPPRESS)  # of a head beside a draft model
+    add(
+        "--draft-model-head",
+        default="",
+        help="folder of a Hydra head of the draft model, which then drafts two tokens in some "
+        "passes; on a CPU",
+    )
     add("--revision", help="branch, tag or commit of a model on a hub (default: the hub's)")
     add("--endpoint", required=True, help="address to listen at: ipc://PATH or tcp://HOST:PORT")
     add("--quantization", help="SGLang's quantization method (default: the checkpoint's)")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from sglang_qspec.errors import DraftModelError
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Candidates
 from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
-from sglang_qspec.sidecar.burst import Drawing
+from sglang_qspec.sidecar.burst import Drawing, SinglePass
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
+from sglang_qspec.sidecar.guesser import Guesser
 from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
@@ -25,6 +27,8 @@ from sglang_qspec.sidecar.sampler import Sampler
 from sglang_qspec.sidecar.sampling import GREEDY
 from sglang_qspec.sidecar.text import Completion, Kind, Text
 from sglang_qspec.transfers import to_device
+
+Value = TypeVar("Value")
 
 FLUSH_TOKENS = 4
 """Number of tokens in one message of a completion. The first token, and the tokens of step drafts,
@@ -45,8 +49,12 @@ class PassRunner:
         *,
         most_passes: int = 1,
         most_bursts: int = 1,
+        guesser: Guesser | None = None,
     ) -> None:
-        """Run at most `most_bursts` bursts in a row, of `most_passes` decode passes at most."""
+        """Run at most `most_bursts` bursts in a row, of `most_passes` decode passes at most.
+
+        A pass that is not part of a longer burst also verifies guesses of the `guesser`.
+        """
         self._model = model
         self._most_passes = most_passes
         self._most_bursts = most_bursts
@@ -56,6 +64,7 @@ class PassRunner:
         self._scheduler = scheduler
         self._quota = quota
         self._outbox = outbox
+        self._guesser = guesser
         self.statistics = PassStatistics()
         self.advanced = 0
         """Number of completions that the latest pass advanced."""
@@ -108,7 +117,9 @@ class PassRunner:
         self.statistics.observe_pass(self._tokens, seconds)
         self.statistics.observe_reading(self.advanced, self._read, seconds)
         if self._step_tokens:
-            self.statistics.observe_step(self.advanced, self._step_tokens, self._read, seconds)
+            self.statistics.observe_step(
+                self.advanced, self._step_tokens, self._read, seconds, drafted=self._tokens
+            )
 
     def finish(self, completion: Completion) -> None:
         """End a completion, release its row and send the rest of its tokens."""
@@ -156,12 +167,14 @@ class PassRunner:
         logits = self._model.extend(rows, parts)
         if not complete:
             return
+        places = [place for place, _ in complete]
         if len(complete) < len(rows):
-            places = np.array([place for place, _ in complete])
-            logits = logits[to_device(logits.device, places)[0]]
+            logits = logits[to_device(logits.device, np.array(places))[0]]
         grown = [completion for _, completion in complete]
         self._branch(grown, logits)
         self._choose(grown, logits)
+        if self._guesser is not None:
+            self._guesser.guess(grown, self._model.states[places])
 
     def _decode(self, completions: list[Completion], most: int, ends: Callable[[], bool]) -> None:
         """Run bursts of at most `most` passes, in which a completion takes part up to its limit.
@@ -175,6 +188,9 @@ class PassRunner:
         if most > 1 and any(each.kind is Kind.STEP or _others(each) for each in completions):
             most = 1
         most = max(1, min(most, self._rows.free_slots // len(completions)))
+        if most == 1 and self._guesser is not None:
+            self._verify(completions, self._guesser)
+            return
         counts = [1] * len(completions)
         if most > 1:
             completions = sorted(completions, key=_left, reverse=True)
@@ -193,11 +209,59 @@ class PassRunner:
                 self._branch(completions, drawn.logits)
             go_on = following is not None
             self._append(
-                completions, drawn.token_ids, drawn.candidates, drawn.second_ids, go_on=go_on
+                completions,
+                drawn.token_ids,
+                _listed(drawn.candidates),
+                _listed(drawn.second_ids),
+                go_on=go_on,
             )
             if following is None:
                 break
             drawing, completions, counts = following
+
+    def _verify(self, completions: Sequence[Completion], guesser: Guesser) -> None:
+        """Run a decode pass over the newest token of each completion, and over guesses behind it.
+
+        Where the token behind the newest one is the guess, the completion grows by the token behind
+        the guess, too.
+        """
+        guesses = guesser.chosen(completions, self._rows.free_slots - len(completions))
+        tokens: list[int] = []
+        sampled: list[tuple[Completion, int]] = []
+        firsts = []
+        for completion, guess in zip(completions, guesses, strict=True):
+            firsts.append(len(tokens))
+            tokens.append(completion.last)
+            sampled.append((completion, 0))
+            if guess is not None:
+                tokens.append(guess.token_id)
+                sampled.append((completion, 1))
+                self._read += 1
+        self._computed.update(completion.text.owner for completion, _ in sampled)
+        began = time.monotonic()
+        counts = [1 if guess is None else 2 for guess in guesses]
+        sampler = _sampler([each for each, _ in sampled], ahead=[ahead for _, ahead in sampled])
+        given = SinglePass(self._rows, _rows_of(completions), counts, tokens)
+        logits = self._model.decode(given.inputs, given.token_ids)
+        chosen = sampler.choose(logits)
+        guesser.choice.observe_pass(len(tokens), time.monotonic() - began)
+        grown: list[range] = []
+        for first, guess in zip(firsts, guesses, strict=True):
+            right = guess is not None and chosen.token_ids[first] == guess.token_id
+            if guess is not None:
+                guesser.choice.judge(guess.probability, right=right)
+                self.statistics.guessed_tokens += 1
+                self.statistics.right_guesses += right
+            grown.append(range(first, first + 1 + right))
+        states = self._model.states[[rows[-1] for rows in grown]]
+        self._branch(list(completions), logits[firsts])
+        self._append(
+            completions,
+            [[chosen.token_ids[row] for row in rows] for rows in grown],
+            _of_rows(chosen.candidates, grown),
+            _of_rows(chosen.second_ids, grown),
+        )
+        guesser.guess(completions, states)
 
     def _follow(
         self, drawing: Drawing, completions: Sequence[Completion], counts: Sequence[int]
@@ -221,7 +285,7 @@ class PassRunner:
         further = [min(most, _left(each) - ahead) for each in going]
         if max(further, default=0) < 2:
             return None
-        sampler = _sampler(going, further[0], ahead)
+        sampler = _sampler(going, further[0], [ahead] * len(going))
         following = Drawing(
             self._model, _rows_of(going), places, further, sampler, before=drawing.tokens
         )
@@ -243,20 +307,21 @@ class PassRunner:
         """Append a token to each completion, from the `logits` float [n, vocab] after its last."""
         chosen = _sampler(completions).choose(logits)
         tokens = [[token] for token in chosen.token_ids]
-        self._append(completions, tokens, chosen.candidates, chosen.second_ids)
+        self._append(completions, tokens, _listed(chosen.candidates), _listed(chosen.second_ids))
 
     def _append(
         self,
-        completions: list[Completion],
+        completions: Sequence[Completion],
         token_ids: Sequence[list[int]],
-        candidates: Mapping[int, Candidates],
-        second_ids: Mapping[int, int],
+        candidates: Mapping[int, Sequence[Candidates]],
+        second_ids: Mapping[int, Sequence[int]],
         *,
         go_on: bool = False,
     ) -> None:
         """Append tokens to each unfinished completion: all of them, or those up to its end.
 
-        Rows that `go_on` take part in the next burst, and have KV slots for it.
+        Their `candidates` and `second_ids` are given by the place of the completion. Rows that
+        `go_on` take part in the next burst, and have KV slots for it.
         """
         drafted = self._tokens
         for place, (completion, tokens) in enumerate(zip(completions, token_ids, strict=True)):
@@ -279,12 +344,12 @@ class PassRunner:
             completion.token_ids.extend(tokens[:kept])
             ended = ended or size >= text.limit
             row = completion.row
-            if row is not None and self._most_passes > 1 and (ended or not go_on):
+            if row is not None and (ended or not go_on):
                 self._rows.truncate(row, min(self._rows.length(row), len(completion) - 1))
             if place in candidates:
-                completion.candidates.append(candidates[place])
+                completion.candidates += candidates[place][:kept]
             if is_step and place in second_ids:
-                completion.second_ids.append(second_ids[place])
+                completion.second_ids += second_ids[place][:kept]
             if ended:
                 if completion.kind is Kind.FIRST:
                     self.statistics.observe_length(size)
@@ -298,16 +363,36 @@ def _rows_of(completions: Sequence[Completion]) -> list[int]:
     return [completion.row for completion in completions if completion.row is not None]
 
 
-def _sampler(completions: Sequence[Completion], passes: int = 1, ahead: int = 0) -> Sampler:
-    """The sampling of the tokens of completions in the next `passes`, behind `ahead` tokens."""
+def _sampler(
+    completions: Sequence[Completion], passes: int = 1, ahead: Sequence[int] | None = None
+) -> Sampler:
+    """The sampling of the tokens of completions in the next `passes`.
+
+    Each is behind a number of tokens that the completion does not have yet, `ahead`; None for 0.
+    """
+    ahead = ahead or [0] * len(completions)
     return Sampler(
         [completion.sampling for completion in completions],
         [completion.seed for completion in completions],
-        [completion.position + ahead for completion in completions],
+        [each.position + number for each, number in zip(completions, ahead, strict=True)],
         [completion.text.owner.vocab_size for completion in completions],
         passes,
         seconds=any(completion.kind is Kind.STEP for completion in completions),
     )
+
+
+def _listed(values: Mapping[int, Value]) -> dict[int, list[Value]]:
+    """What a pass gave for rows of one token each, as lists."""
+    return {row: [value] for row, value in values.items()}
+
+
+def _of_rows(values: Mapping[int, Value], rows: Sequence[range]) -> dict[int, list[Value]]:
+    """What a pass gave for several rows of each completion, by the completion's place."""
+    return {
+        place: [values[row] for row in own]
+        for place, own in enumerate(rows)
+        if all(row in values for row in own)
+    }
 
 
 def _left(completion: Completion) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from sglang_qspec.sidecar.pass_times import PassTimes
+
 SPEED_MEMORY_S = 5.0
 """Time constant, in seconds of passes, of the mean speed."""
 LENGTH_MEMORY = 0.05
 """Weight of the latest first completion in the mean length."""
-STEP_MEMORY = 0.1
-"""Weight of the latest pass in the moving average of its size."""
 READ_MEMORY = 2048
 """Number of prompt tokens after which the mean duration of reading one counts half."""
 MOST_READ = 4
@@ -36,6 +36,10 @@ class PassStatistics:
         """Number of step draft tokens that these passes produced."""
         self.step_seconds = 0.0
         """Total seconds of the passes that advanced step drafts."""
+        self.guessed_tokens = 0
+        """Number of guesses of the draft model's own head that passes verified."""
+        self.right_guesses = 0
+        """Number of right ones, each of which gave a token."""
         self.completion_len: float | None = None
         """Mean length of a finished first completion, in tokens; None before the first."""
         self.read_seconds = 0.0
@@ -44,9 +48,8 @@ class PassStatistics:
         """Tokens of recent passes; older passes weigh less."""
         self._recent_seconds = 0.0
         """Durations of the same passes, with the same weights."""
-        self._by_size: dict[int, tuple[float, float]] = {}
-        """Mean size and mean seconds of step passes, by the binary order of magnitude of the
-        size."""
+        self._steps = PassTimes()
+        """Seconds in which each completion of a step pass gets a token."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -57,13 +60,15 @@ class PassStatistics:
 
     @property
     def step_times(self) -> list[tuple[float, float]]:
-        """Mean (completions, seconds) of a step pass by its size, the smallest size first."""
-        return [self._by_size[key] for key in sorted(self._by_size)]
+        """Mean (completions, seconds) of a step pass by its size, the smallest size first.
+
+        Where passes give more than a token for a completion, the seconds are those for one.
+        """
+        return self._steps.means
 
     def expect_steps(self, times: Iterable[tuple[int, float]]) -> None:
         """Take (completions, seconds) of passes before the first request as the first averages."""
-        for size, seconds in times:
-            self._by_size.setdefault(size.bit_length(), (float(size), seconds))
+        self._steps.expect(times)
 
     def observe_pass(self, tokens: int, seconds: float) -> None:
         """Record a pass that drafted `tokens` tokens in `seconds`."""
@@ -88,24 +93,20 @@ class PassStatistics:
         weight = 1.0 - 0.5 ** (read / READ_MEMORY)
         self.read_seconds = mean + weight * (min(each, 2 * mean) - mean)
 
-    def observe_step(self, size: int, tokens: int, read: int, seconds: float) -> None:
+    def observe_step(
+        self, size: int, tokens: int, read: int, seconds: float, *, drafted: int = 0
+    ) -> None:
         """Record a pass that advanced `size` completions, step drafts among them, in `seconds`.
 
-        It computed KV for `read` tokens and produced `tokens` step draft tokens.
+        It computed KV for `read` tokens, and produced `tokens` step draft tokens among `drafted`
+        tokens, by default one for each completion.
         """
         self.step_passes += 1
         self.step_tokens += tokens
         self.step_seconds += seconds
         if read > MOST_READ * size:
             return
-        key = size.bit_length()
-        mean_size, mean_seconds = self._by_size.get(key, (float(size), seconds))
-        # A cap limits the effect of a short load peak.
-        seconds = min(seconds, 2 * mean_seconds)
-        self._by_size[key] = (
-            mean_size + STEP_MEMORY * (size - mean_size),
-            mean_seconds + STEP_MEMORY * (seconds - mean_seconds),
-        )
+        self._steps.observe(size, seconds * size / max(size, drafted))
 
     def observe_length(self, tokens: int) -> None:
         """Record a first completion that ended by itself or reached its maximum length."""

@@ -22,9 +22,11 @@ from sglang_qspec.sidecar.burst import MOST_BURSTS, MOST_PASSES
 from sglang_qspec.sidecar.draft_model import DraftModel
 from sglang_qspec.sidecar.drafter import Drafter
 from sglang_qspec.sidecar.figures import Parts, heartbeat
+from sglang_qspec.sidecar.guesser import Guesser, OwnHead
 from sglang_qspec.sidecar.head_drafter import HeadDrafter
 from sglang_qspec.sidecar.head_model import HeadModel
 from sglang_qspec.sidecar.head_runner import KV_SLOTS, HeadOptions, HeadRunner
+from sglang_qspec.sidecar.hydra_model import HydraModel, ReadyHydra
 from sglang_qspec.sidecar.loading import DraftModelOptions
 from sglang_qspec.sidecar.loop import serve
 from sglang_qspec.sidecar.medusa_model import MedusaModel
@@ -119,14 +121,15 @@ def _head(
         batch=options.slots or None,
         trust_remote_code=options.trust_remote_code,
     )
-    is_medusa = read(folder).kind is HeadKind.MEDUSA
-    model: HeadRunner = MedusaModel(given) if is_medusa else HeadModel(given)
+    runners = {HeadKind.MEDUSA: MedusaModel, HeadKind.HYDRA: HydraModel}
+    model = runners.get(read(folder).kind, HeadModel)(given)
     most = options.max_server_tokens
     return model, HeadDrafter(model, statistics=statistics, max_server_tokens=most)
 
 
 def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftModel, Drafter]:
     """Load a draft model on a device of this kind; None lets SGLang choose."""
+    own_head = _own_head(options, kind)
     model = DraftModel(
         DraftModelOptions(
             model_path=options.model_path,
@@ -141,7 +144,8 @@ def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftMo
             prefill_tokens=options.prefill_tokens,
             attention_backend=options.attention_backend,
             trust_remote_code=options.trust_remote_code,
-        )
+        ),
+        keeps_states=own_head is not None,
     )
     on_cpu = model.device.startswith("cpu")
     drafter = Drafter(
@@ -156,8 +160,23 @@ def _draft_model(options: argparse.Namespace, kind: str | None) -> tuple[DraftMo
         max_backlog_s=options.max_backlog,
         most_passes=1 if on_cpu else MOST_PASSES,
         most_bursts=1 if on_cpu else MOST_BURSTS,
+        guesser=None if own_head is None else Guesser(own_head),
     )
     return model, drafter
+
+
+def _own_head(options: argparse.Namespace, kind: str | None) -> OwnHead | None:
+    """Load the draft model's own head; None without one. Raises ConfigError."""
+    if not options.draft_model_head:
+        return None
+    given = f"--draft-model-head is {options.draft_model_head!r}"
+    if kind != "cpu":
+        raise ConfigError(f"{given}, but a draft model has a head on a CPU alone (--device cpu)")
+    folder = Path(options.draft_model_head).expanduser()
+    if read(folder).kind is not HeadKind.HYDRA:
+        raise ConfigError(f"{given}, but must be the folder of a Hydra head")
+    model = Path(options.model_path).expanduser()
+    return OwnHead(ReadyHydra(folder, model, torch.device("cpu")))
 
 
 def _welcome(options: argparse.Namespace, model: DraftModel | HeadRunner) -> Welcome:

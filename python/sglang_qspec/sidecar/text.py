@@ -61,6 +61,14 @@ def _packed(purpose: Purpose, position: int, count: int) -> bytes:
     return bytes(range(first, min(first + count, deepest + 1))).ljust(count, bytes((deepest,)))
 
 
+class Guess(NamedTuple):
+    """What the draft model's own head expects as the next token."""
+
+    token_id: int
+    probability: float
+    """That of the head, among the token ids that it knows."""
+
+
 class Kind(Enum):
     """Purpose of a completion."""
 
@@ -169,6 +177,8 @@ class Completion:
     """KV row, which covers a prefix of the text and `token_ids`; None without a row."""
     finished: bool = False
     """Whether no more tokens are drafted; a step draft may continue after a Commit."""
+    guess: Guess | None = None
+    """The token expected behind the newest one; None without a head."""
     shares: dict[Subscriber, Share] = field(default_factory=dict)
     """Deliveries by subscriber. A completion without subscribers is dropped."""
     useful_to: int = 0

@@ -15,12 +15,19 @@ from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.config import HeadKind
 from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.tools.train_head import trainer
-from sglang_qspec.tools.train_head.command import Training, train_head
+from sglang_qspec.tools.train_head.command import OWN_IDS, Training, train_head
 from sglang_qspec.tools.train_head.prompts import PROMPTS
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
 from sglang_qspec.tools.train_head.texts import written
 from sglang_qspec.tools.train_head.training import DECAY, PaddedTexts, Teacher, depths, loss
-from test.heads.tiny import VOCAB, Drafting, random_eagle2, random_head, write_target
+from test.heads.tiny import (
+    VOCAB,
+    Drafting,
+    random_eagle2,
+    random_head,
+    random_hydra,
+    write_target,
+)
 
 CPU = torch.device("cpu")
 SHORT: Any = {"tokens": 24, "draft_vocab": 200, "batch_tokens": 1024, "dtype": "float32"}
@@ -58,6 +65,21 @@ def test_each_depth_computes_what_drafting_computes(kind: HeadKind) -> None:
                 torch.testing.assert_close(found[depth][0, place], own, rtol=1e-4, atol=1e-4)
                 output = drafting.row(ids[place + 2 + depth], output)
             drafting.cut(place + 1)
+
+
+def test_each_depth_of_a_hydra_head_computes_what_drafting_computes() -> None:
+    head = random_hydra()
+    torch.manual_seed(3)
+    embedding, states = torch.randn(VOCAB, 64), torch.randn(1, 12, 64)
+    text = WrittenText([5, 6, 7], torch.randint(VOCAB, (9,)).tolist(), True)
+    batch = PaddedTexts.of([text], CPU)
+    with torch.inference_mode():
+        found = list(depths(head, states, batch, embedding, DEPTH))
+        for place in range(12 - 1 - DEPTH):
+            output = states[0, place]
+            for depth in range(DEPTH):
+                output = head.output(embedding[text.token_ids[place + 1 + depth]], output)
+                torch.testing.assert_close(found[depth][0, place], output, rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_is_the_cross_entropy_of_the_answers_tokens(target: Path) -> None:
@@ -131,33 +153,37 @@ def test_the_command_trains_a_head(
     assert [path.name for path in tmp_path.iterdir()] == ["head", ".head.lock"]
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle2", "medusa", "hydra"])
 def test_the_command_trains_other_kinds(
     target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     output = tmp_path / "head"
     command = ["models", "train-head", "--model", str(target), "--output", str(output)]
     short = ["--num-prompts", "40", "--tokens", "24", "--epochs", "12", "--kind", kind]
+    short += ["--draft-vocab", "200"] if kind == "hydra" else []
     with caplog.at_level("INFO"):
         assert main([*command, *short, "--batch-tokens", "1024", "--dtype", "float32"]) == 0
     if kind == "eagle2":
         head = checkpoint.load(output, torch.float32, CPU)
         assert "lm_head" not in " ".join(head.state_dict())  # it is the target's
-    else:
+    elif kind == "medusa":
         assert checkpoint.load_medusa(output, torch.float32, CPU).config.heads == DEPTH
+    else:
+        assert checkpoint.load_hydra(output, torch.float32, CPU).config.draft_vocab_size == 200
     line = next(text for text in caplog.messages if "first draft tokens" in text)
     assert float(line.split("prompts ")[1].split(" %")[0]) > 10
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "medusa", "hydra"])
 def test_a_killed_training_goes_on(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(trainer, "KEEP_S", 0.0)
-    ids = SHORT["draft_vocab"] if kind == "eagle3" else None
+    ids = SHORT["draft_vocab"] if kind in OWN_IDS else None
     training = Training(**{"kind": kind, "epochs": 2, **SHORT, "draft_vocab": ids})
     prompts = PROMPTS[:20]
-    load: Any = checkpoint.load_medusa if kind == "medusa" else checkpoint.load
+    loads = {"medusa": checkpoint.load_medusa, "hydra": checkpoint.load_hydra}
+    load: Any = loads.get(kind, checkpoint.load)
     step = trainer.Trainer._step
 
     def train(name: str, most: int = 1000) -> int:
@@ -203,7 +229,9 @@ def test_texts_are_written_once(target: Path, tmp_path: Path) -> None:
     [
         (Training(draft_vocab=261), "draft vocab is 261, but the target has 260"),
         (Training(layers=(5,)), "different layers from 0 to 4"),
-        (Training("eagle2", draft_vocab=9), "--draft-vocab is 9, but only an eagle3 head has"),
+        (Training("eagle2", draft_vocab=9), "--draft-vocab is 9, but only eagle3 and hydra heads"),
+        (Training("hydra", layers=(1,)), r"--layers is \(1,\), but only an eagle3 head has"),
+        (Training("hydra", draft_vocab=261), "draft vocab is 261, but the target has 260"),
         (Training("eagle2", layers=(1,)), r"--layers is \(1,\), but only an eagle3 head has"),
     ],
 )

@@ -35,7 +35,7 @@ def draft_bytes(path: str) -> int | None:
     if own is None or not is_head_folder(folder):
         return own
     head = read(folder)
-    loaded = {HeadKind.MEDUSA: 0, HeadKind.EAGLE3: 1, HeadKind.EAGLE2: 2}[head.kind]
+    loaded = {HeadKind.MEDUSA: 0, HeadKind.EAGLE2: 2}.get(head.kind, 1)
     return own + loaded * EMBEDDING_BYTES * head.hidden_size * head.vocab_size
 
 

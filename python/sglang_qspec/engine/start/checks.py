@@ -87,6 +87,8 @@ def check_target(args: Any, model_config: Any, settings: QSpecConfig) -> None:
 def check_draft_model(args: Any, settings: QSpecConfig) -> None:
     """Check that the draft model exists and has the target's tokenizer."""
     path = args.speculative_draft_model_path
+    if settings.draft_model_head:
+        heads.check_of_draft_model(args, settings)
     if settings.head_path and path is None and not settings.endpoint:
         raise ConfigError(
             f"{config.flag('head_path')} is {settings.head_path!r}, but a head needs an endpoint "

@@ -16,7 +16,12 @@ from typing import Any
 from sglang_qspec import values
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadConfig
-from sglang_qspec.heads.new_config import eagle2_for_target, for_target, medusa_for_target
+from sglang_qspec.heads.new_config import (
+    eagle2_for_target,
+    for_target,
+    hydra_for_target,
+    medusa_for_target,
+)
 from sglang_qspec.tools import declare
 from sglang_qspec.tools.models.cache import build_folder
 from sglang_qspec.tools.models.files import check_new, read_config, write_json
@@ -28,13 +33,15 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Train a head for a target, on texts that the target writes itself, and
 print its folder. EAGLE heads are in the format that SGLang and vLLM read, Medusa heads in that of
-vLLM. A killed command goes on where it was."""
+vLLM, Hydra heads in this project's own. A killed command goes on where it was."""
 HELD_OUT = 16
 """One prompt of this number is kept to judge the head with."""
 LEAST_PROMPTS = 2
 RECIPE = "recipe.json"
 DTYPES = ("auto", "float32", "bfloat16")
-KINDS = ("eagle3", "eagle2", "medusa")
+KINDS = ("eagle3", "eagle2", "medusa", "hydra")
+OWN_IDS = {"eagle3": 4, "hydra": 12}
+"""Kinds with an LM head of their own, for one of this number of the target's ids by default."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Training:
     kind: str = KINDS[0]
     """eagle3 reads layers of the target and has an LM head of its own; eagle2 reads what the
     target's LM head reads, and drafts with that one; medusa has a head for each token of a draft,
-    which reads the same."""
+    which reads the same; hydra reads the same and the newest token, without attention."""
     answers: int = 2
     """Answers to a prompt: a greedy one, and sampled ones."""
     tokens: int = 128
@@ -54,7 +61,7 @@ class Training:
     depth: int = 4
     """Tokens that are drafted in a row; the number of Medusa heads."""
     draft_vocab: int | None = None
-    """Number of token ids that an EAGLE-3 head drafts; None means a quarter of the target's."""
+    """Number of token ids that an EAGLE-3 or Hydra head drafts; None means as OWN_IDS says."""
     layers: tuple[int, ...] | None = None
     """Layers whose outputs an EAGLE-3 head reads; None means `heads.config.default_layers`."""
     batch_tokens: int = 2048
@@ -82,7 +89,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--kind",
         "eagle3 reads layers of the target and has an LM head of its own; eagle2 drafts with the "
         "target's LM head, and reads what that one reads; medusa reads the same, and has a head "
-        "for each token of a draft",
+        "for each token of a draft; hydra reads the same and the newest token, without attention: "
+        "it is small, and may also speed up a draft model",
         choices=KINDS,
         default=default.kind,
     )
@@ -93,7 +101,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--epochs", "times that each text is read", values.positive, "N", default=default.epochs)
     text = "tokens that the head learns to draft in a row; the number of Medusa heads"
     add("--depth", text, values.whole(1, 16), "N", default=default.depth)
-    text = "number of token ids that an eagle3 head drafts (default: a quarter of the target's)"
+    text = (
+        "number of token ids that an eagle3 or hydra head drafts (default: a quarter of the "
+        "target's, for hydra a twelfth)"
+    )
     add("--draft-vocab", text, values.positive, "N")
     parser.add_argument(
         "--layers",
@@ -191,19 +202,24 @@ def train_head(model: Path, output: Path, prompts: Sequence[str], training: Trai
 
 def _head_config(target: Mapping[str, Any], training: Training) -> HeadConfig:
     """The head to train for a target with this `config.json`. Raises ConfigError."""
-    if training.kind != "eagle3":
-        for name in ("draft_vocab", "layers"):
-            if (given := getattr(training, name)) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is {given}, but only an eagle3 head has this option")
-        if training.kind == "medusa":
-            return medusa_for_target(target, training.depth)
+    kind, layers, number = training.kind, training.layers, training.draft_vocab
+    if layers is not None and kind != "eagle3":
+        raise ConfigError(f"--layers is {layers}, but only an eagle3 head has this option")
+    if number is not None and kind not in OWN_IDS:
+        raise ConfigError(
+            f"--draft-vocab is {number}, but only {' and '.join(OWN_IDS)} heads have this option"
+        )
+    if kind == "medusa":
+        return medusa_for_target(target, training.depth)
+    if kind == "eagle2":
         return eagle2_for_target(target)
     vocab = target.get("vocab_size", 0)
-    number = training.draft_vocab or max(1, vocab // 4)
+    number = number or max(1, vocab // OWN_IDS[kind])
     if number > vocab:
         raise ConfigError(f"draft vocab is {number}, but the target has {vocab} token ids")
-    return for_target(target, number, training.layers)
+    if kind == "hydra":
+        return hydra_for_target(target, number)
+    return for_target(target, number, layers)
 
 
 def _kept(model: Path, output: Path, prompts: Sequence[str], training: Training) -> Path:

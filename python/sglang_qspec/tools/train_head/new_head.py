@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sglang_qspec.heads.checkpoint import AnyHead
 from sglang_qspec.heads.config import HeadConfig, HeadKind
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head, Head
 from sglang_qspec.tools.train_head.target import TargetModel, WrittenText
@@ -32,9 +33,10 @@ def frequent_ids(texts: Sequence[WrittenText], number: int) -> Tensor:
 def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead:
     """A head with random weights, but for the last norm and the LM head, which are the target's.
 
-    An EAGLE-3 head drafts `ids`, int64 [draft ids] in rising order. An EAGLE-2 head drafts all ids,
-    and begins with an output near the state that it reads: it has no norm that would give its
-    output the size of the target's states. Medusa heads begin as copies of the target's LM head.
+    EAGLE-3 and Hydra heads draft `ids`, int64 [draft ids] in rising order. An EAGLE-2 head drafts
+    all ids, and begins with an output near the state that it reads: it has no norm that would give
+    its output the size of the target's states. Medusa heads begin as copies of the target's LM
+    head. A Hydra head begins with the state that it reads as its output.
     """
     if config.kind is HeadKind.MEDUSA:
         medusa = MedusaHeads(config).to(target.device)
@@ -50,6 +52,15 @@ def new_head(config: HeadConfig, ids: Tensor, target: TargetModel) -> AnyHead:
         with torch.no_grad():
             eagle2.fc.weight[:, config.hidden_size :].copy_(torch.eye(config.hidden_size))
         return eagle2
+    if config.kind is HeadKind.HYDRA:
+        hydra = HydraHead(config).to(target.device)
+        hydra.choose_ids(ids.to(target.device))
+        with torch.no_grad():
+            hydra.down.weight.zero_()
+            hydra.lm_head.weight.copy_(target.lm_head[hydra.target_ids])
+            # Its states have the target's last norm, and their mean square is about this one.
+            hydra.norm.weight.fill_(target.norm.float().square().mean().sqrt())
+        return hydra
     head = Head(config).to(target.device)
     head.choose_ids(ids.to(target.device))
     with torch.no_grad():

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sglang_qspec.heads.checkpoint import AnyHead
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.medusa import MedusaHeads
 from sglang_qspec.heads.model import Eagle2Head
 from sglang_qspec.tools.train_head.target import PAD, TargetModel, WrittenText
@@ -77,6 +78,12 @@ def depths(
     """
     if isinstance(head, MedusaHeads):
         yield from (head.output(states, number) for number in range(most))
+        return
+    if isinstance(head, HydraHead):
+        for depth in range(most):
+            embeds = functional.embedding(batch.tokens(1 + depth), embedding)
+            states = head.output(embeds.to(states.dtype), states)
+            yield states
         return
     hidden = head.project(states)
     size = batch.token_ids.shape[1]
