@@ -15,7 +15,7 @@ from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads import checkpoint
 from sglang_qspec.heads.model import Eagle2Head, Head
 from sglang_qspec.heads.weights import load_weights
-from test.heads.tiny import random_eagle2, random_head, random_medusa
+from test.heads.tiny import random_eagle2, random_head, random_hydra, random_medusa
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -139,6 +139,25 @@ def test_damaged_medusa_heads_are_named(
     save_file(tensors, tmp_path / checkpoint.WEIGHTS)
     with pytest.raises(ConfigError, match=message):
         checkpoint.load_medusa(tmp_path, torch.float32, CPU)
+
+
+def test_a_hydra_head_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    head = random_hydra()
+    checkpoint.save(head, tmp_path, torch.float32)
+    again = checkpoint.load_hydra(tmp_path, torch.float32, CPU)
+    assert (again.config.inner_size, again.config.draft_vocab_size) == (128, 80)
+    assert again.state_dict().keys() == head.state_dict().keys()
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    tensors = load_file(tmp_path / checkpoint.WEIGHTS)
+    for change, message in (
+        ({"d2t": tensors["d2t"] + 200}, "d2t leads to ids from .* but the target has 260 ids"),
+        ({"up.weight": torch.zeros(3, 128)}, r"up.weight has shape \[3, 128\], but must have"),
+        ({"more": torch.zeros(1)}, "has weights that are not supported: more"),
+    ):
+        save_file({**tensors, **change}, tmp_path / checkpoint.WEIGHTS)
+        with pytest.raises(ConfigError, match=message):
+            checkpoint.load_hydra(tmp_path, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(

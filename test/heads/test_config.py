@@ -10,7 +10,7 @@ import pytest
 
 from sglang_qspec.errors import ConfigError
 from sglang_qspec.heads.config import HeadKind, default_layers, digest, is_head, read
-from sglang_qspec.heads.new_config import for_target
+from sglang_qspec.heads.new_config import for_target, hydra_for_target
 from test.heads.tiny import EAGLE2, SHAPE
 
 GIVEN = {**for_target(SHAPE, 80).fields}
@@ -44,7 +44,7 @@ def test_published_heads_leave_much_out(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["LlamaForCausalLM"]},
-            "must be one of LlamaForCausalLMEagle3, LlamaForCausalLMEagle, MedusaModel$",
+            "must be one of LlamaForCausalLMEagle3, LlamaForCausalLMEagle, MedusaModel, HydraHead$",
         ),
         ({"architectures": "x"}, r"\$\.architectures"),
         ({"hidden_size": None}, "hidden_size"),
@@ -120,6 +120,25 @@ def test_what_medusa_heads_cannot_have_is_named(
 ) -> None:
     content = {"architectures": ["MedusaModel"], **content}
     (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"draft_vocab_size": 261}, "draft_vocab_size is 261, but must be at most vocab_size, 260"),
+        ({"intermediate_size": 0}, "Expected `int` >= 1 - at `\\$.intermediate_size`"),
+        ({"hidden_size": "64"}, "Expected `int`, got `str` - at `\\$.hidden_size`"),
+    ],
+)
+def test_what_a_hydra_head_cannot_have_is_named(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    content = dict(hydra_for_target(SHAPE, 80).fields)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read(tmp_path) == hydra_for_target(SHAPE, 80)
+    (tmp_path / "config.json").write_text(json.dumps({**content, **changed}))
     with pytest.raises(ConfigError, match=message):
         read(tmp_path)
 

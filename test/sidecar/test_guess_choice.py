@@ -59,6 +59,18 @@ def test_the_head_is_asked_now_and_then_where_guesses_do_not_pay() -> None:
     assert choice.asks(8)
 
 
+def test_a_row_that_has_become_cheap_is_found_out() -> None:
+    choice = choice_of((1, 1.0), (2, 2.0))
+    choice.observe_call(0.05)
+    verified = 0
+    for _ in range(40 * EXPLORE):
+        if choice.asks(1):
+            count = len(choice.choose(1, [0.55]))
+            choice.observe_pass(1 + count, 1.0)
+            verified += count
+    assert verified > 20 * EXPLORE
+
+
 @pytest.mark.parametrize("seconds", [0.2, 0.5])
 def test_a_slow_head_does_not_pay(seconds: float) -> None:
     choice = choice_of((1, 1.0), (2, 1.0))

@@ -20,7 +20,9 @@ PRIOR = 4.0
 """Number of guesses that the head's own probability stands for, before others are known."""
 MEMORY = 0.1
 """Weight of the latest pass in the mean gain, and of the latest call in the mean time of a call."""
-EXPLORE = 32
+MEMORY_OFF = 0.5
+"""Weight of a pass that explores in the mean gain; such passes are few."""
+EXPLORE = 16
 """Of the passes of a size for which guesses do not pay, one in this number asks the head anyway."""
 
 
@@ -38,6 +40,8 @@ class GuessChoice:
         magnitude of the number of completions; calls of the head are part of the time."""
         self._passed = 0
         """Number of passes since the last one that explored."""
+        self._explores = False
+        """Whether the next pass verifies a guess in any case, to measure what its row costs."""
 
     def expect(self, times: Iterable[tuple[int, float]]) -> None:
         """Take (rows, seconds) of passes before the first request as the first means."""
@@ -49,7 +53,7 @@ class GuessChoice:
             return True
         self._passed += 1
         if self._passed >= EXPLORE:
-            self._passed = 0
+            self._passed, self._explores = 0, True
             return True
         return False
 
@@ -71,7 +75,10 @@ class GuessChoice:
         cost = 1.0 + self._call_s / seconds if seconds else 1.0
         key = completions.bit_length()
         gain = most / plain / cost
-        self._gains[key] = self._gains.get(key, gain) + MEMORY * (gain - self._gains.get(key, gain))
+        mean = self._gains.get(key, gain)
+        self._gains[key] = mean + (MEMORY if mean >= 1.0 else MEMORY_OFF) * (gain - mean)
+        if self._explores:
+            best, self._explores = max(best, 1), False
         return order[:best]
 
     def observe_pass(self, rows: int, seconds: float) -> None:

@@ -254,7 +254,7 @@ class PassRunner:
                 self.statistics.right_guesses += right
             grown.append(range(first, first + 1 + right))
         states = self._model.states[[rows[-1] for rows in grown]]
-        self._branch(list(completions), logits[firsts])
+        self._branch(completions, logits, firsts)
         self._append(
             completions,
             [[chosen.token_ids[row] for row in rows] for rows in grown],
@@ -292,16 +292,22 @@ class PassRunner:
         following.launch()
         return following, going, further
 
-    def _branch(self, completions: list[Completion], logits: torch.Tensor) -> None:
+    def _branch(
+        self,
+        completions: Sequence[Completion],
+        logits: torch.Tensor,
+        rows: Sequence[int] | None = None,
+    ) -> None:
         """Begin the other completions of prompts that have just been read, from their `logits`.
 
-        These are float [n, vocab], after the last token of each of the `completions`.
+        These are float [n, vocab]; `rows` are those after the last token of each of the
+        `completions`, by default one after the other.
         """
-        for place, first in enumerate(completions):
+        for first, row in zip(completions, rows or range(len(completions)), strict=True):
             others = _others(first)
             if others and first.row is not None:
                 self._allocator.keep(first.text, first)
-                self._choose(others, logits[place].expand(len(others), -1))
+                self._choose(others, logits[row].expand(len(others), -1))
 
     def _choose(self, completions: list[Completion], logits: torch.Tensor) -> None:
         """Append a token to each completion, from the `logits` float [n, vocab] after its last."""
