@@ -40,9 +40,14 @@ class PassTimes:
     def at(self, size: float) -> float:
         """Seconds of a pass of this size, between the means of the next sizes; 0 if none is known.
 
-        A pass smaller or larger than all known ones takes as long as the next one.
+        Beyond the largest mean the seconds rise as they do between the last two, and a pass smaller
+        than all known ones takes as long as the smallest.
         """
         if not self._by_magnitude:
             return 0.0
         sizes, seconds = zip(*self.means, strict=True)
-        return float(np.interp(size, sizes, seconds))
+        found = float(np.interp(size, sizes, seconds))
+        if size > sizes[-1] and len(sizes) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            found += max(0.0, slope) * (size - sizes[-1])
+        return found

@@ -12,15 +12,16 @@ import pytest
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.hydra import HydraHead
 from sglang_qspec.heads.model import Head
-from sglang_qspec.heads.new_config import for_target
+from sglang_qspec.heads.new_config import for_target, hydra_for_target
 from sglang_qspec.tools.doctor import models as checks
 from sglang_qspec.tools.doctor.case import Case
 from sglang_qspec.tools.doctor.checks import CHECKS
 from sglang_qspec.tools.doctor.finding import Finding, Status, examine
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.models.files import INDEX
-from test.heads.tiny import SHAPE, random_head, write_target
+from test.heads.tiny import SHAPE, random_head, random_hydra, write_target
 
 WEIGHTS = "model.safetensors"
 
@@ -170,6 +171,23 @@ def test_a_head_is_checked_against_its_target(tmp_path: Path) -> None:
     finding = checks.draft(Case(model=str(target), draft_model=str(head)))
     assert "with hidden_size 32, but the target has 64" in finding.found
     assert "qspec models train-head" in finding.advice
+
+
+def test_the_head_of_a_draft_model_is_checked_against_it(tmp_path: Path) -> None:
+    draft, head = write_target(tmp_path / "draft"), tmp_path / "head"
+    head.mkdir()
+    checkpoint.save(random_hydra(), head)
+    settings = QSpecConfig(draft_model_head=str(head))
+    case = Case(model="target", draft_model=str(draft), settings=settings)
+    assert checks.draft_head(case).found == "a head that drafts 80 of 260 token ids"
+    checkpoint.save(HydraHead(hydra_for_target({**SHAPE, "hidden_size": 32}, 80)), head)
+    finding = checks.draft_head(case)
+    assert "for a draft model with hidden_size 32" in finding.found
+    assert "train-head --model" in finding.advice
+    assert "--kind hydra" in finding.advice
+    (head / WEIGHTS).unlink()
+    (head / "config.json").unlink()
+    assert "does not fit" in checks.draft_head(case).found
 
 
 def test_a_head_beside_a_draft_model_is_checked_too(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def _has_head(case: Case) -> bool:
     return case.model is not None and case.settings is not None and bool(case.settings.head_path)
 
 
+def _has_draft_head(case: Case) -> bool:
+    settings = case.settings
+    return case.draft_model is not None and settings is not None and bool(settings.draft_model_head)
+
+
 def _measures(case: Case) -> bool:
     return case.measure and case.placement is not None and case.draft is not None
 
@@ -58,6 +63,7 @@ CHECKS = (
     Check("target", models.target, lambda case: case.sglang and case.model is not None),
     Check("draft model", models.draft, lambda case: case.sglang and case.draft_model is not None),
     Check("head", models.head, _has_head),
+    Check("draft model's head", models.draft_head, _has_draft_head),
     Check("tokenizers", models.tokenizers, lambda case: bool(case.target and case.draft)),
     Check("start", start.start, _starts),
     Check("placement", start.placement, lambda case: case.arguments is not None),

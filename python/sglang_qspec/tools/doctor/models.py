@@ -28,7 +28,8 @@ def draft(case: Case) -> Finding:
     assert case.draft_model is not None
     folder = Path(case.draft_model).expanduser()
     if is_head_folder(folder):
-        finding = _head(case, folder)
+        assert case.model is not None
+        finding = _head(folder, case.model, "target")
         case.tokenizers_fit = finding.status is Status.OK  # a head has the target's tokenizer
         return finding
     return _checkpoint(case, case.draft_model, "draft")
@@ -37,20 +38,28 @@ def draft(case: Case) -> Finding:
 def head(case: Case) -> Finding:
     """Whether the head beside the draft model is complete and fits the target."""
     assert case.settings is not None
-    return _head(case, Path(case.settings.head_path).expanduser())
-
-
-def _head(case: Case, folder: Path) -> Finding:
-    """Check the checkpoint of a head."""
     assert case.model is not None
+    return _head(Path(case.settings.head_path).expanduser(), case.model, "target")
+
+
+def draft_head(case: Case) -> Finding:
+    """Whether the draft model's own head is complete and fits it."""
+    assert case.settings is not None
+    assert case.draft_model is not None
+    folder = Path(case.settings.draft_model_head).expanduser()
+    return _head(folder, case.draft_model, "draft model", " --kind hydra")
+
+
+def _head(folder: Path, path: str, role: str, more: str = "") -> Finding:
+    """Check the checkpoint of a head of the model at `path`, which is the `role`."""
     try:
         found = heads.read(folder)
-        found.check_target(read_config(Path(case.model).expanduser()))
+        found.check_target(read_config(Path(path).expanduser()), role)
     except ConfigError as error:
         return failure(
             f"the head {folder} does not fit: {error}",
-            "Take a head of this target, or train one: qspec models train-head "
-            f"--model {case.model} --output HEAD",
+            f"Take a head of this {role}, or train one: qspec models train-head "
+            f"--model {path}{more} --output HEAD",
         )
     if damage := damaged(folder):
         return failure(damage, "Copy or train the head again.")
