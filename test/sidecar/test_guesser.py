@@ -5,17 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from sglang_qspec.config import MAX_COMPLETIONS
+from sglang_qspec.heads import checkpoint
+from sglang_qspec.heads.config import HeadKind
 from sglang_qspec.link import Peer
 from sglang_qspec.messages import Drafted, FromSidecar, SeededSampling
 from sglang_qspec.sidecar.draft_model import DraftModel
-from sglang_qspec.sidecar.guesser import Guesser, Head
+from sglang_qspec.sidecar.guesser import Guesser, Head, OwnHead
+from sglang_qspec.sidecar.hydra_model import ReadyHydra
 from sglang_qspec.sidecar.text import Guess
 from test.sidecar.drafter_driver import ONE, DrafterDriver
+from test.sidecar.head_reference import STATES, TEXT, written
 from test.sidecar.scripted import ScriptedModel, undecided
 
 Sequence_ = tuple[int, ...]
@@ -174,6 +180,21 @@ def test_the_time_of_a_step_is_that_of_one_token() -> None:
     driver = driven(model, lambda text: text[-1] + 1)
     driver.drafter.statistics.observe_step(1, 2, 2, 0.5, drafted=2)
     assert driver.drafter.statistics.step_times == [(1.0, 0.25)]
+
+
+def test_the_head_reads_the_state_and_the_newest_token(tmp_path: Path) -> None:
+    folder, draft = written(tmp_path, HeadKind.HYDRA)
+    head = OwnHead(ReadyHydra(folder, draft, torch.device("cpu")))
+    own = checkpoint.load_hydra(folder, torch.float32, torch.device("cpu"))
+    embedding = LlamaForCausalLM.from_pretrained(draft).model.embed_tokens.weight
+    with torch.inference_mode():
+        logits = own.logits(own.output(embedding[TEXT[1:9]], STATES[:8].float()))
+    most, place = logits.softmax(-1).max(-1)
+    found = head.guess(TEXT[1:9], STATES[:8])
+    assert [each.token_id for each in found] == own.target_ids[place].tolist()
+    assert [each.probability for each in found] == pytest.approx(most.tolist(), rel=0.05)
+    (unknown,) = head.guess(TEXT[:1], STATES[:1] * float("nan"))
+    assert unknown.probability == 0.0
 
 
 class Oracle:

@@ -44,7 +44,7 @@ class OwnHead:
         """As `Head`."""
         (ids,) = to_device(states.device, np.array(token_ids, np.int64))
         logits, _ = self._head.read(ids, states)
-        most, place = logits.softmax(-1).max(-1)
+        most, place = logits.softmax(-1).nan_to_num(0.0).max(-1)
         found = self._head.target_ids[place].tolist()
         return [Guess(*each) for each in zip(found, most.tolist(), strict=True)]
 

@@ -225,7 +225,8 @@ class PassRunner:
         Where the token behind the newest one is the guess, the completion grows by the token behind
         the guess, too.
         """
-        guesses = guesser.chosen(completions, self._rows.free_slots - len(completions))
+        room = max(0, self._rows.free_slots - len(completions))
+        guesses = guesser.chosen(completions, room)
         tokens: list[int] = []
         sampled: list[tuple[Completion, int]] = []
         firsts = []
