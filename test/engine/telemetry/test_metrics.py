@@ -209,7 +209,13 @@ def test_series_change_at_most_once_a_second() -> None:
 def sidecar(number: int, **changes: object) -> dict[str, object]:
     """An entry of the list `sidecars`."""
     entry = {"number": number, "endpoint": f"ipc:///{number}", "state": "ready", "requests": 0}
-    totals = {"drafted_tokens": 0, "pass_seconds": 0.0, "dropped_messages": 0}
+    totals = {
+        "drafted_tokens": 0,
+        "pass_seconds": 0.0,
+        "guessed_tokens": 0,
+        "right_guesses": 0,
+        "dropped_messages": 0,
+    }
     return {**entry, **totals, **changes}
 
 
