@@ -49,6 +49,40 @@ class OwnHead:
         return [Guess(*each) for each in zip(found, most.tolist(), strict=True)]
 
 
+class GuessedPass:
+    """The rows of a decode pass: the newest token of each completion, and guesses behind some."""
+
+    def __init__(self, completions: Sequence[Completion], guesses: Sequence[Guess | None]) -> None:
+        """`guesses` are those to verify, by completion."""
+        self.guesses = guesses
+        self.token_ids: list[int] = []
+        """The token of each row, those of a completion one after the other."""
+        self.completions: list[Completion] = []
+        """The completion of each row."""
+        self.ahead: list[int] = []
+        """Number of tokens of each row that its completion does not have yet."""
+        self.firsts: list[int] = []
+        """The row of each completion's newest token."""
+        for completion, guess in zip(completions, guesses, strict=True):
+            self.firsts.append(len(self.token_ids))
+            own = [completion.last] if guess is None else [completion.last, guess.token_id]
+            self.token_ids += own
+            self.completions += [completion] * len(own)
+            self.ahead += range(len(own))
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of rows of each completion."""
+        return [1 if guess is None else 2 for guess in self.guesses]
+
+    def are_right(self, sampled: Sequence[int]) -> list[bool]:
+        """Whether the token `sampled` behind each completion's newest one is its guess."""
+        return [
+            guess is not None and sampled[first] == guess.token_id
+            for first, guess in zip(self.firsts, self.guesses, strict=True)
+        ]
+
+
 class Guesser:
     """Owns the head of a draft model, and what is known about its guesses."""
 
@@ -72,6 +106,12 @@ class Guesser:
         for number in self.choice.choose(len(completions), probabilities)[:most]:
             found[places[number]] = guesses[number]
         return found
+
+    def judge(self, guesses: Sequence[Guess | None], right: Sequence[bool]) -> None:
+        """Record which of the verified guesses were right."""
+        for guess, is_right in zip(guesses, right, strict=True):
+            if guess is not None:
+                self.choice.judge(guess.probability, right=is_right)
 
     def guess(self, completions: Sequence[Completion], states: torch.Tensor) -> None:
         """Guess what follows the newest token of each completion that goes on.

@@ -18,7 +18,7 @@ from sglang_qspec.sidecar.batch_scheduler import BatchScheduler, DraftBatch
 from sglang_qspec.sidecar.burst import Drawing, SinglePass
 from sglang_qspec.sidecar.draft_kv import DraftKV
 from sglang_qspec.sidecar.fair_queue import FairQueue
-from sglang_qspec.sidecar.guesser import Guesser
+from sglang_qspec.sidecar.guesser import GuessedPass, Guesser
 from sglang_qspec.sidecar.outbox import Outbox
 from sglang_qspec.sidecar.pass_statistics import PassStatistics
 from sglang_qspec.sidecar.quota import Quota
@@ -226,39 +226,24 @@ class PassRunner:
         the guess, too.
         """
         room = max(0, self._rows.free_slots - len(completions))
-        guesses = guesser.chosen(completions, room)
-        tokens: list[int] = []
-        sampled: list[tuple[Completion, int]] = []
-        firsts = []
-        for completion, guess in zip(completions, guesses, strict=True):
-            firsts.append(len(tokens))
-            tokens.append(completion.last)
-            sampled.append((completion, 0))
-            if guess is not None:
-                tokens.append(guess.token_id)
-                sampled.append((completion, 1))
-                self._read += 1
-        self._computed.update(completion.text.owner for completion, _ in sampled)
+        rows = GuessedPass(completions, guesser.chosen(completions, room))
+        self._read += len(rows.token_ids) - len(completions)
+        self._computed.update(completion.text.owner for completion in rows.completions)
         began = time.monotonic()
-        counts = [1 if guess is None else 2 for guess in guesses]
-        sampler = _sampler([each for each, _ in sampled], ahead=[ahead for _, ahead in sampled])
-        given = SinglePass(self._rows, _rows_of(completions), counts, tokens)
+        given = SinglePass(self._rows, _rows_of(completions), rows.counts, rows.token_ids)
         logits = self._model.decode(given.inputs, given.token_ids)
-        chosen = sampler.choose(logits)
-        guesser.choice.observe_pass(len(tokens), time.monotonic() - began)
-        grown: list[range] = []
-        for first, guess in zip(firsts, guesses, strict=True):
-            right = guess is not None and chosen.token_ids[first] == guess.token_id
-            if guess is not None:
-                guesser.choice.judge(guess.probability, right=right)
-                self.statistics.guessed_tokens += 1
-                self.statistics.right_guesses += right
-            grown.append(range(first, first + 1 + right))
-        states = self._model.states[[rows[-1] for rows in grown]]
-        self._branch(completions, logits, firsts)
+        chosen = _sampler(rows.completions, ahead=rows.ahead).choose(logits)
+        guesser.choice.observe_pass(len(rows.token_ids), time.monotonic() - began)
+        right = rows.are_right(chosen.token_ids)
+        guesser.judge(rows.guesses, right)
+        self.statistics.guessed_tokens += len(rows.token_ids) - len(completions)
+        self.statistics.right_guesses += sum(right)
+        grown = [range(row, row + 1 + more) for row, more in zip(rows.firsts, right, strict=True)]
+        states = self._model.states[[own[-1] for own in grown]]
+        self._branch(completions, logits, rows.firsts)
         self._append(
             completions,
-            [[chosen.token_ids[row] for row in rows] for rows in grown],
+            [[chosen.token_ids[row] for row in own] for own in grown],
             _of_rows(chosen.candidates, grown),
             _of_rows(chosen.second_ids, grown),
         )
