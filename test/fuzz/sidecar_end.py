@@ -31,6 +31,7 @@ from sglang_qspec.sidecar.loop import MAX_FAILURES, serve
 from test.fuzz.allowed import check_from_sidecar, check_to_sidecar
 from test.fuzz.frames import Record
 from test.sidecar.scripted import ScriptedModel
+from test.sidecar.scripted_head import ScriptedHead, eager
 
 VOCAB = 100
 """Not a multiple of the block size in which logits are read."""
@@ -85,6 +86,11 @@ class WatchedDrafter(Drafter):
             self.unexpected = self.unexpected or error
 
 
+def _guess(sequence: tuple[int, ...]) -> int:
+    """What the head of the draft model guesses."""
+    return script(sequence) if sum(sequence) % 3 else 0
+
+
 class SidecarEnd:
     """One sidecar over any number of runs; after each run it must keep nothing of its servers."""
 
@@ -97,9 +103,12 @@ class SidecarEnd:
         rows: int = 10,
         slots: int = 6,
         prefill_tokens: int = 24,
+        guesses: bool = False,
         check_every: int = 1,
     ) -> None:
         """Create a model with `tokens` KV slots in `rows` rows.
+
+        With `guesses` it has a head of its own, which is right for two of three tokens.
 
         Check all invariants after every `check_every` rounds, and at the end of each run.
         """
@@ -130,6 +139,7 @@ class SidecarEnd:
             share=share,
             max_server_tokens=MOST_TOKENS,
             most_passes=1 if apart else 4,  # as on a CPU and on a GPU
+            guesser=eager(ScriptedHead(self._model, _guess)) if guesses else None,
         )
         self._sessions = itertools.count()
         self._peers: list[Peer] = [self._newcomer() for _ in range(PEERS)]

@@ -51,8 +51,8 @@ class ScriptedModel:
         table = torch.zeros(1 + rows, context_len, dtype=torch.int32)
         self.rows = KVRows(table, context_len, np.arange(1, tokens + 1))
         self._told: dict[int, int] = {}  # the token id in each slot
-        self.seen: list[tuple[int, ...]] = []
-        """The sequence of each row of all passes."""
+        self.seen: Sequence[tuple[int, ...]] = ()
+        """The sequence of each row of the latest pass."""
         self.states = torch.zeros(0, 1, dtype=torch.int64)
         """States of the latest pass, [n, 1], which are places in `seen`."""
 
@@ -87,8 +87,8 @@ class ScriptedModel:
         self.on_pass(tokens)
 
     def _say(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        self.states = torch.tensor([[len(self.seen) + place] for place in range(len(sequences))])
-        self.seen += sequences
+        self.states = torch.arange(len(sequences)).unsqueeze(1)
+        self.seen = sequences
         logits = torch.zeros(len(sequences), self.vocab_size)
         for place, sequence in enumerate(sequences):
             token = self.script(sequence)

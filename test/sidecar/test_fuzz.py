@@ -21,6 +21,7 @@ runs = records(VOCAB, CONTEXT - 10, to_sidecar=True)
 options = st.fixed_dictionaries(
     {
         "share": st.booleans(),
+        "guesses": st.booleans(),
         "apart": st.booleans(),
         "tokens": st.sampled_from((40, 70, 160, 2000)),
         "rows": st.sampled_from((10, 3, 64)),
@@ -41,13 +42,15 @@ def test_a_sidecar_survives_any_messages_and_keeps_nothing_of_departed_servers(
 
 def test_the_runs_reach_drafts_failures_and_refusals() -> None:
     """Otherwise the tests above would test little."""
-    end = SidecarEnd()
+    end = SidecarEnd(guesses=True)
     for seed in range(60):
         rng = random.Random(seed)
         frames = Frames(rng, VOCAB, CONTEXT - 10)
         end.run([(rng.randrange(256), frames.to_sidecar()) for _ in range(60)])
     assert end.malformed > end.frames / 10
     assert end.answers > end.frames / 4
-    assert end.drafter.statistics.drafted_tokens > end.frames / 4
-    assert end.drafter.statistics.step_tokens > end.frames / 200
+    statistics = end.drafter.statistics
+    assert statistics.drafted_tokens > end.frames / 4
+    assert statistics.step_tokens > end.frames / 200
+    assert statistics.guessed_tokens > statistics.right_guesses > end.frames / 200
     assert end.processes_ended > 0

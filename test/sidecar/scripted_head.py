@@ -1,0 +1,38 @@
+"""A head of a `ScriptedModel`, which guesses by a script of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sglang_qspec.sidecar.guesser import Guesser, Head
+from sglang_qspec.sidecar.text import Guess
+from test.sidecar.scripted import Script, ScriptedModel
+
+
+class ScriptedHead:
+    """A head that guesses what a function makes of the text before the guess."""
+
+    def __init__(self, model: ScriptedModel, guess: Script, probability: float = 0.9) -> None:
+        self._model, self._guess, self._probability = model, guess, probability
+        self.calls = 0
+        self.failures: list[Exception] = []
+
+    def guess(self, token_ids: Sequence[int], states: torch.Tensor) -> list[Guess]:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        texts = [
+            (*self._model.seen[place], token)
+            for place, token in zip(states[:, 0].tolist(), token_ids, strict=True)
+        ]
+        return [Guess(self._guess(text), self._probability) for text in texts]
+
+
+def eager(head: Head) -> Guesser:
+    """A guesser for which passes take as long with guesses as without."""
+    made = Guesser(head, clock=lambda: 0.0)
+    made.choice.expect([(1, 1.0), (64, 1.0)])
+    made.choice.observe_pass = lambda *_: None  # type: ignore[method-assign]
+    return made
