@@ -24,8 +24,8 @@ def test_where_rows_cost_only_likely_guesses_are_verified() -> None:
     assert choice.choose(8, [0.55, 0.95, 0.15, 0.85, 0.95]) == [1, 4, 3]
 
 
-def test_without_known_times_no_guess_is_verified_at_a_loss() -> None:
-    assert GuessChoice().choose(2, []) == []
+def test_without_known_times_guesses_cost_nothing() -> None:
+    assert GuessChoice().choose(2, [0.15]) == [0]
 
 
 def test_probabilities_count_as_guesses_turned_out() -> None:

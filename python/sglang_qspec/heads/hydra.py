@@ -14,13 +14,11 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sglang_qspec.heads.config import HeadConfig
+from sglang_qspec.heads.own_ids import OwnIds
 
 
-class HydraHead(nn.Module):
+class HydraHead(OwnIds):
     """A Hydra head."""
-
-    d2t: Tensor
-    """Int64 [draft ids]: what to add to each of the head's ids for the model's id."""
 
     def __init__(self, config: HeadConfig) -> None:
         """Make a head with random weights. It drafts the model's lowest ids."""
@@ -48,12 +46,3 @@ class HydraHead(nn.Module):
         """Logits of the head's own ids after rows with this `output`, [..., draft ids]."""
         found: Tensor = self.lm_head(self.norm(output))
         return found
-
-    @property
-    def target_ids(self) -> Tensor:
-        """The model's id of each of the head's ids, int64 [draft ids]."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
-    def choose_ids(self, ids: Tensor) -> None:
-        """Draft these ids of the model, int64 [draft ids], distinct and in rising order."""
-        self.d2t = ids - torch.arange(len(ids), device=ids.device)

@@ -27,6 +27,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from sglang_qspec.heads.config import HeadConfig
+from sglang_qspec.heads.own_ids import OwnIds
 
 
 class HeadAttention(nn.Module):
@@ -106,12 +107,10 @@ class _Eagle(nn.Module):
         return found
 
 
-class Head(_Eagle):
+class Head(OwnIds, _Eagle):
     """An EAGLE-3 head."""
 
     midlayer: NormedLayer
-    d2t: Tensor
-    """Int64 [draft ids]: what to add to each of the head's ids for the target's id."""
 
     def __init__(self, config: HeadConfig) -> None:
         """Make a head with random weights. It drafts the target's lowest ids."""
@@ -143,15 +142,6 @@ class Head(_Eagle):
         """Logits of the head's own ids after rows with this `output`, [..., draft ids]."""
         found: Tensor = self.lm_head(self.norm(output))
         return found
-
-    @property
-    def target_ids(self) -> Tensor:
-        """The target's id of each of the head's ids, int64 [draft ids]."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
-    def choose_ids(self, ids: Tensor) -> None:
-        """Draft these ids of the target, int64 [draft ids], distinct and in rising order."""
-        self.d2t = ids - torch.arange(len(ids), device=ids.device)
 
 
 class Eagle2Head(_Eagle):

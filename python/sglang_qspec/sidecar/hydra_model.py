@@ -40,7 +40,7 @@ class ReadyHydra:
         self._head = head = checkpoint.load_hydra(folder, self._dtype, device)
         self.config = head.config
         shape = [head.config.vocab_size, head.config.hidden_size]
-        self._embedding = target_weight(model, EMBEDDING, shape).to(device, self._dtype)
+        self._embedding = target_weight(model, EMBEDDING, shape).to(device)
         self.target_ids = head.target_ids
         """The model's id of each of the head's ids, int64 [draft ids]."""
         if device.type == "cpu":
@@ -51,7 +51,8 @@ class ReadyHydra:
 
         `token_ids` int64 [n] were drawn behind the `states` [n, width].
         """
-        embeds = functional.embedding(token_ids, self._embedding)
+        # The table keeps the checkpoint's dtype: in float32 it would be far larger than the head.
+        embeds = functional.embedding(token_ids, self._embedding).to(self._dtype)
         output = self._head.output(embeds, states.to(self._dtype))
         return self._head.logits(output).float(), output
 
@@ -95,7 +96,7 @@ class HydraModel(HeadRunner):
 
 
 class _Int8Layer(nn.Linear):
-    """A layer whose weights are packed in 8 bits."""
+    """A linear layer with packed 8-bit weights."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")

@@ -331,7 +331,7 @@ class PassRunner:
                 self._quota.add_drafts(text.owner, kept)
             size = before + kept
             self._tokens += kept
-            self._step_tokens += is_step
+            self._step_tokens += kept * is_step
             completion.aims.frombytes(completion.aim.packed(kept))
             completion.token_ids.extend(tokens[:kept])
             ended = ended or size >= text.limit

@@ -99,6 +99,11 @@ def _models(
                 f"--model-path is {options.model_path!r}, a head, so --target-path must be the "
                 "folder of its target"
             )
+        if options.draft_model_head:
+            raise ConfigError(
+                f"--draft-model-head is {options.draft_model_head!r}, but --model-path is the head "
+                f"{options.model_path}: it must be a draft model"
+            )
         return _head(options, folder, kind, PassStatistics())
     model, drafter = _draft_model(options, kind)
     if not options.head_path:

@@ -118,4 +118,4 @@ class _HydraConfig(PretrainedConfig):
 
 
 _CONFIGS = {HeadKind.MEDUSA: _MedusaConfig, HeadKind.HYDRA: _HydraConfig}
-"""The kinds of heads whose `config.json` transformers cannot read by itself."""
+"""The class that reads a head's `config.json`, for the kinds that transformers does not know."""
