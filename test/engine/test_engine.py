@@ -41,12 +41,14 @@ if __name__ == "__main__":
     text = "The sun is a star because"
     plain = engine.generate(text, sampling)
     guess = f"<NGRAMGUESS>{plain['text']}</NGRAMGUESS>"
-    guessed, other = engine.generate([text + guess, "One, two,"], sampling)
-    streamed = [piece["text"] for piece in engine.generate(text + guess, sampling, stream=True)]
+    # The sidecar's completions may have the same tokens as the guess.
+    alone = {**sampling, "custom_params": {"qspec_sources": ["guess"]}}
+    guessed, other = engine.generate([text + guess, "One, two,"], [alone, sampling])
+    streamed = [piece["text"] for piece in engine.generate(text + guess, alone, stream=True)]
 
     async def ask():
         whole, pieces = await asyncio.gather(
-            engine.async_generate(text + guess, sampling),
+            engine.async_generate(text + guess, alone),
             engine.async_generate("One, two,", sampling, stream=True),
         )
         return whole, [piece["text"] async for piece in pieces]

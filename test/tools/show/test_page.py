@@ -254,13 +254,16 @@ def test_a_prompt_can_be_picked_from_the_file(page: Page) -> None:
 def test_text_has_enough_contrast_in_both_schemes(page: Page, scheme: str) -> None:
     feature = {"name": "prefers-color-scheme", "value": scheme}
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    read = (
+        "const style = getComputedStyle(document.documentElement);"
+        "return Object.fromEntries(['paper', 'ink', 'soft', 'bad', 'queue', 'step', 'guess', "
+        "'prompt', 'output'].map((name) => [name, style.getPropertyValue('--' + name)]))"
+    )
     with upstream(SKY) as server, shown(server.url) as show:
         page.open(show.url)
-        colors = page.script(
-            "const style = getComputedStyle(document.documentElement);"
-            "return Object.fromEntries(['paper', 'ink', 'soft', 'bad', 'queue', 'step', 'guess', "
-            "'prompt', 'output'].map((name) => [name, style.getPropertyValue('--' + name)]))"
-        )
+        # A starved browser may apply the style sheet after the page has loaded.
+        page.until(lambda: page.script(read)["paper"])
+        colors = page.script(read)
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     paper = colors.pop("paper")
     assert (luminance(paper) > 0.5) == (scheme == "light")
