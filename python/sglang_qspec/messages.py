@@ -1,6 +1,6 @@
 """All messages between a server and its sidecar.
 
-    server  ->  sidecar     Hello, Submit, Admit, Commits, Close, Ping
+    server  ->  sidecar     Hello, Submit, Admit, Commits, States, Close, Rest, Ping
     sidecar ->  server      Welcome, Refusal, Drafted, Gap, Declined, Heartbeat
 
 Each message is a tagged msgspec struct, encoded as msgpack in one ZMQ frame. New fields are
@@ -231,6 +231,15 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
     submission: Number
 
 
+class Rest(msgspec.Struct, frozen=True, tag="rest"):
+    """Says whether the server wants no passes of the draft model at the moment.
+
+    A sidecar on CPUs of its target rests while the target uses them. It reads messages meanwhile.
+    """
+
+    rests: bool
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Asks for a `Heartbeat`, and shows that the server is alive; sent about once a second."""
 
@@ -362,7 +371,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Right ones among the `guessed_tokens`, each of which gave a token."""
 
 
-ToSidecar = Hello | Submit | Admit | Commits | States | Close | Ping
+ToSidecar = Hello | Submit | Admit | Commits | States | Close | Rest | Ping
 FromSidecar = Welcome | Refusal | Drafted | Gap | Declined | Heartbeat
 
 
@@ -370,4 +379,4 @@ def submissions_of(message: ToSidecar) -> list[int]:
     """The numbers of the submissions that a message is about."""
     if isinstance(message, Commits):
         return [commit.submission for commit in message.requests]
-    return [] if isinstance(message, Hello | Ping) else [message.submission]
+    return [] if isinstance(message, Hello | Rest | Ping) else [message.submission]

@@ -7,7 +7,8 @@ the sidecar. A test that needs drafts, or a request that still runs, uses a serv
   pass does if the request gets drafts of the sidecar alone. A request that gets no step drafts
   waits for its first completion before it is served.
 - A pass counts with the time that `PassCost` predicts, not with the measured time. Waits and the
-  link cost nothing. The sidecar drafts for running requests, whatever that costs the target.
+  link cost nothing. The sidecar drafts for running requests, whatever that costs the target, and
+  never rests.
 - A test can hold the target, and let it run a number of passes (`held`).
 
 The policies, the passes and the sidecar are otherwise those of any server.

@@ -67,6 +67,7 @@ def install() -> None:
 
     from sglang_qspec.engine.passes.decide.proposer import Proposer
     from sglang_qspec.engine.sidecar.client import SidecarClient
+    from sglang_qspec.engine.sidecar.pool import SidecarPool
     from sglang_qspec.engine.speculator import Speculator
     from sglang_qspec.policy import DraftTrials, DraftUse, PassTimes, Sources
 
@@ -144,6 +145,7 @@ def install() -> None:
         (PassTimes, "observe", observe_pass),
         (Sources, "observe", observe_source),
         (DraftTrials, "choose", lambda *_, **__: DraftUse.ALL),
+        (SidecarPool, "starve", lambda *_: None),
     )
     for owner, name, function in changes:
         wrap(owner, name, function)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from sglang_qspec.messages import (
     Declined,
     Drafted,
     FromSidecar,
+    Rest,
     Submit,
     ToSidecar,
 )
@@ -100,6 +102,64 @@ class FailsTogether(ScriptedModel):
         if len(sequences) > 1:
             raise RuntimeError("injected failure")
         return super()._say(sequences)
+
+
+class Paced(Scripted):
+    """A link that gives at most one message a round; None stands for none."""
+
+    def __init__(self, drafter: Drafter, *rounds: tuple[Peer, ToSidecar] | Peer | None) -> None:
+        """A `Peer` alone is one that has gone by then."""
+        super().__init__(drafter)
+        self.script = deque(rounds)
+        self.gone: list[Peer] = []
+        self.drafted: list[int] = []
+        """Number of tokens drafted before each round."""
+        self.waits: list[bool] = []
+        """Whether each round waits for messages."""
+
+    def receive(self, timeout_ms: int) -> list[tuple[Peer, ToSidecar]]:
+        self.drafted.append(self.drafter.statistics.drafted_tokens)
+        self.waits.append(timeout_ms > 0)
+        item = self.script.popleft()
+        if isinstance(item, Peer):
+            self.gone.append(item)
+            return []
+        return [] if item is None else [item]
+
+    def departed(self) -> list[Peer]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def over(self) -> bool:
+        return not self.script
+
+    @property
+    def passes(self) -> list[bool]:
+        """Whether tokens were drafted in each round but the last one."""
+        return [after > before for before, after in pairwise(self.drafted)]
+
+
+def test_no_pass_runs_while_the_server_lets_the_sidecar_rest() -> None:
+    wire = Paced(
+        Drafter(ScriptedModel()),
+        *((ONE, single(1)), None, (ONE, Rest(True)), None, (ONE, single(2)), None),
+        *((ONE, Rest(False)), None, None),
+    )
+    wire.run()
+    assert wire.passes == [True, True, False, False, False, False, True, True]
+    assert wire.waits == [True, False, False, True, True, True, True, False, False]
+    assert wire.told(ONE, 2), "it has read the messages"
+
+
+def test_a_server_that_does_not_rest_keeps_the_sidecar_awake_until_it_has_gone() -> None:
+    wire = Paced(
+        Drafter(ScriptedModel()),
+        *((ONE, single(1)), (ONE, Rest(True)), None, (TWO, single(1)), None, TWO, None),
+        *((TWO, Rest(True)), (TWO, Rest(False)), TWO, None, ONE, (TWO, single(3)), None),
+    )
+    wire.run()
+    expected = [True, False, False, True, True, False, False]
+    assert wire.passes == [*expected, False, True, False, False, False, True]
 
 
 def test_failing_prompts_do_not_end_the_process_however_many() -> None:

@@ -30,6 +30,7 @@ from sglang_qspec.messages import (
     Gap,
     Heartbeat,
     Ping,
+    Rest,
     States,
     Submit,
     ToSidecar,
@@ -114,6 +115,8 @@ class FakeSidecarLink:
         """All received Submits, including the Submits before a `revive`."""
         self.closes: list[Close] = []
         """All received Closes."""
+        self.rests: list[bool] = []
+        """What the received Rests say."""
         self.admits: list[Admit] = []
         """All received Admits."""
         self.commits: list[Commits] = []
@@ -185,6 +188,8 @@ class FakeSidecarLink:
             case Close():
                 self.closes.append(message)
                 self._forget(message)
+            case Rest():
+                self.rests.append(message.rests)
             case Ping():
                 self.inject(Heartbeat(len(self.submits), 0, 0, 0, answers=message.number))
 

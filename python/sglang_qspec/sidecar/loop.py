@@ -11,6 +11,7 @@ from typing import Protocol
 from sglang_qspec.errors import DraftModelError, PromptError
 from sglang_qspec.link import Faults, Peer
 from sglang_qspec.messages import FromSidecar, ToSidecar
+from sglang_qspec.sidecar.resting import Resting
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ def serve(
 ) -> None:
     """Run the loop until `stopping()`; wait for messages only if there is nothing to draft.
 
-    Each round calls `publish`, which publishes figures now and then.
+    No pass runs while the servers let the sidecar rest. Each round calls `publish`, which publishes
+    figures now and then.
 
     All exceptions of the sidecar are handled here. If a message raises, the sidecar declines the
     requests in it. If a pass raises, the sidecar declines the prompt that also fails alone.
@@ -83,6 +85,7 @@ def serve(
     does not count.
     """
     faults = Faults(logger, owner="sidecar")
+    resting = Resting()
     failures = 0
     inbox: deque[tuple[Peer, ToSidecar]] = deque()
     budget = HANDLE_BUDGET_S
@@ -100,17 +103,20 @@ def serve(
 
     while not stopping():
         if not inbox:
-            inbox += wire.receive(IDLE_POLL_MS if drafter.idle else 0)
+            inbox += wire.receive(IDLE_POLL_MS if drafter.idle or resting.rests else 0)
         until = time.monotonic() + budget
         while inbox and time.monotonic() < until:
-            _handle(drafter, *inbox.popleft(), faults)
+            peer, message = inbox.popleft()
+            resting.note(peer, message)
+            _handle(drafter, peer, message, faults)
         for peer in wire.departed():
+            resting.drop(peer)
             inbox = deque(item for item in inbox if item[0] != peer)
             drafter.drop(peer)
         drafter.overload.look()
         if publish is not None:
             publish()
-        if not drafter.idle:
+        if not (drafter.idle or resting.rests):
             alone = len(drafter.retries) > 0  # its success does not show that other passes work
             began = time.monotonic()
             try:

@@ -16,6 +16,15 @@ REQUESTS = 2
 RUNTIME = RuntimeSettings("auto", 8, 8, fixed_width=False)
 
 
+class Sidecar(SimpleNamespace):
+    """Sidecars of which only the state is known."""
+
+    starved = False
+
+    def starve(self, starved: bool) -> None:
+        self.starved = starved
+
+
 @dataclass
 class Cores:
     """Two CPUs in place of the machine's; one is the sidecar's."""
@@ -32,11 +41,10 @@ class Cores:
 
 def speculator(*, ready: bool = True, wanted: bool = True) -> Any:
     """A speculator; `wanted` says whether any request asks for drafts of its sidecar."""
-    sidecar = SimpleNamespace(
+    sidecar = Sidecar(
         ready=ready,
         wanted=wanted,
         may_come=False,
-        starved=False,
         step_times=[],
         read_seconds=0.0,
     )

@@ -107,12 +107,25 @@ def test_a_sidecar_that_is_not_connected_keeps_its_cpus_for_a_while(divided: Cor
 
 
 def test_the_silence_of_a_sidecar_without_cpus_does_not_count(divided: CoreUse) -> None:
-    sidecar = divided._speculator.sidecar
+    sidecar: Any = divided._speculator.sidecar
     assert divided.enter(REQUESTS, RUNTIME) is ALL
     assert not sidecar.starved
     divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
     assert divided.enter(64, RUNTIME) is TEXTS
     assert sidecar.starved
+
+
+@pytest.mark.parametrize(("tokens", "starved"), [(LONG - 1, False), (LONG, True)])
+def test_the_sidecar_has_no_cpus_during_a_pass_over_many_prompt_tokens(
+    divided: CoreUse, tokens: int, starved: bool
+) -> None:
+    sidecar: Any = divided._speculator.sidecar
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
+    divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
+    divided.enter_prefill(tokens)
+    assert sidecar.starved is starved
+    assert divided.enter(REQUESTS, RUNTIME) is ALL
+    assert not sidecar.starved
 
 
 def test_the_target_has_all_cpus_once_speculation_has_ended(

@@ -1,4 +1,4 @@
-"""The link learns when the sidecar cannot answer, because the target has its CPUs."""
+"""A sidecar rests while the target has its CPUs, and the link knows that it may be silent."""
 
 from __future__ import annotations
 
@@ -17,9 +17,66 @@ def test_the_sidecar_can_answer_while_no_request_keeps_its_cpus(
     active = make(link)
     for number in range(requests):
         enqueue(active, str(number))
-    active.sidecar.starved = starved
+    active.sidecar.starve(starved)
     active.sidecar.receive()
     assert link.starved is (starved and requests > 0)
+
+
+def test_a_sidecar_whose_cpus_are_in_use_rests_until_they_are_not() -> None:
+    link = FakeSidecarLink()
+    active = make(link)
+    enqueue(active, "a")
+    active.poll()
+    for starved in (True, True, False, False, True):
+        active.sidecar.starve(starved)
+        active.poll()
+    assert link.rests == [True, False, True]
+    active.end("a")
+    active.poll()
+    assert link.rests == [True, False, True], "there is nothing to draft"
+    enqueue(active, "b")
+    active.poll()
+    assert link.rests == [True, False, True, False]
+
+
+def test_a_sidecar_with_cpus_of_its_own_is_never_told_to_rest_or_to_go_on() -> None:
+    link = FakeSidecarLink()
+    active = make(link)
+    for rid in "ab":
+        enqueue(active, rid)
+        active.poll()
+        active.end(rid)
+        active.poll()
+    assert link.rests == []
+
+
+def test_a_rest_that_the_link_does_not_take_is_said_again() -> None:
+    link = FakeSidecarLink()
+    active = make(link)
+    enqueue(active, "a")
+    active.poll()
+    link.queue_full = True
+    active.sidecar.starve(True)
+    active.poll()
+    assert link.rests == []
+    link.queue_full = False
+    active.poll()
+    active.poll()
+    assert link.rests == [True]
+
+
+def test_a_new_sidecar_is_told_to_rest_too() -> None:
+    link = FakeSidecarLink()
+    active = make(link)
+    enqueue(active, "a")
+    active.poll()
+    active.sidecar.starve(True)
+    link.revive()
+    for _ in range(3):
+        active.poll()
+    assert len(link.submits) == 2
+    assert link.rests[-1] is True
+    assert len(link.rests) >= 2
 
 
 def test_a_sidecar_that_refuses_this_server_does_not_come() -> None:

@@ -79,6 +79,7 @@ def _entry(client: SidecarClient, weight: float) -> dict[str, Any]:
         "state": client.link.state.value,
         "sessions": client.session_count,
         "requests": len(client.requests),
+        "rests": client.rests,
         "weight": weight,
         **{figure.entry: _value(client, figure) for figure in REPORTED if figure.entry},
     }

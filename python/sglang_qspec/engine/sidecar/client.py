@@ -28,6 +28,7 @@ from sglang_qspec.messages import (
     Declined,
     Drafted,
     Gap,
+    Rest,
     States,
 )
 from sglang_qspec.policy import Route, SidecarLoad
@@ -70,6 +71,8 @@ class SidecarClient:
         """The link's `session_count` at the last `catch_up`."""
         self.declined = 0
         """Number of times that this client stopped asking for drafts of a request."""
+        self.rests = False
+        """Whether the sidecar has been told to rest."""
         self._demand = demand
         self._queue = SubmitQueue()
         self._reporter = CommitReporter(link, self.submissions)
@@ -171,6 +174,7 @@ class SidecarClient:
         if self.link.session_count != self.session_count:
             self.session_count = self.link.session_count
             self.submissions.unclosed.clear()
+            self.rests = False
             self.begin_anew()
         self._send_closes(budget_s)
         self._send_submits(budget_s)
@@ -190,6 +194,14 @@ class SidecarClient:
                 self.forget(live)
             elif live.drafting.submission is None:
                 self._ask_anew(live)
+
+    def rest(self, rests: bool) -> None:
+        """Tell the sidecar to run no passes, or to go on.
+
+        Best effort: the link has taken the message once the attribute `rests` has changed.
+        """
+        if rests != self.rests and self.ready and self.link.send(Rest(rests)):
+            self.rests = rests
 
     def _ask_anew(self, live: LiveRequest) -> None:
         self.forget(live)

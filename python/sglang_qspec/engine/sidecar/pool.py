@@ -70,8 +70,8 @@ class SidecarPool:
     ) -> None:
         given = (settings, sources, vocab_size, clock)
         self._demand = Demand.of(*given, of_head=opened.of_head, has_model=opened.has_model)
-        self.starved = False
-        """Whether the target has the CPUs of its own sidecar, so that the sidecar cannot answer."""
+        self._starved: bool | None = None
+        """Whether the target uses the CPUs of its own sidecar; None if it never does."""
         self._live = live
         self._sources = sources
         self._process = opened.process
@@ -143,6 +143,9 @@ class SidecarPool:
 
         After `POLL_BUDGET_S` it reads no further sidecar; the next call begins with that sidecar.
         """
+        if self._starved is not None:
+            # Without live requests the target's CPUs are idle.
+            self.starve(self._starved and bool(self._live))
         drafted: list[tuple[LiveRequest, Drafted]] = []
         count = len(self._clients)
         limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // max(1, count))
@@ -150,12 +153,21 @@ class SidecarPool:
         for _ in range(count):
             client = self._clients[self._next % count]
             self._next = (self._next + 1) % count
-            # Without live requests the target's CPUs are idle.
-            client.link.starved = self.starved and bool(client.requests)
             drafted += client.receive(limit)
             if self._demand.clock() >= until:
                 break
         return drafted
+
+    def starve(self, starved: bool) -> None:
+        """Say whether the target uses the CPUs of its own sidecar.
+
+        The sidecar then rests, since it would hardly advance and slow the target down, and its
+        silence is no sign of a fault. It needs no passes of a server without live requests either.
+        """
+        self._starved = starved
+        for client in self._clients:
+            client.link.starved = starved
+            client.rest(starved or not self._live)
 
     def catch_up(self) -> None:
         """Send pending messages. Connected sidecars take over the requests of lost ones."""

@@ -5,7 +5,8 @@ measured (`policy.DraftTrials`).
 
 `engine.placement.core_division` has chosen the CPUs of a server's own sidecar at the start. While
 its drafts pay, decode passes leave these CPUs to the sidecar. Passes over long prompts always take
-all CPUs: they are bound by arithmetic, and the drafts are not needed before their end. On a device
+all CPUs: they are bound by arithmetic, and the drafts are not needed before their end. The sidecar
+rests while the target has all CPUs. On a device
 that target and sidecar share, the sidecar drafts for running requests only while its drafts are
 worth what they cost the target.
 """
@@ -127,7 +128,7 @@ class CoreUse:
             self._use = DraftUse.TEXTS
         everything = not self._use.has_steps
         if self._shares and self._cores is not None:
-            sidecar.starved = everything
+            sidecar.starve(everything)
             cpus = self._cores.use(everything=everything)
             self._times.enter_cores(cpus)
             self._speculator.totals.target_cpus = cpus
@@ -206,6 +207,7 @@ class CoreUse:
         """Take the CPUs for a pass over this number of prompt tokens, of new requests."""
         self._trials.arrive()
         if self._cores is not None and self._shares and tokens >= LONG:
+            self._speculator.sidecar.starve(True)
             self._cores.use(everything=True)
 
     def observe(
