@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_qspec.config import QSpecConfig
 from sglang_qspec.link import LinkState, SidecarLink
-from sglang_qspec.messages import PROTOCOL, Close, Hello, Submit
+from sglang_qspec.messages import PROTOCOL, Close, Heartbeat, Hello, Rest, Submit
 from sglang_qspec.tools.models import DemoModels
 from sglang_qspec.tools.ports import free_port
 from test.sidecar.resident import check_memory
@@ -62,6 +62,27 @@ def test_the_sidecar_streams_the_completions_of_a_submitted_prompt(served: Conne
     assert served.told[1, 0] != served.told[1, 1] != served.told[1, 2]
     for submission in (1, 2):
         served.link.send(Close(submission))
+
+
+def test_a_sidecar_that_rests_reads_messages_and_drafts_nothing(served: Connection) -> None:
+    def beat() -> Heartbeat:
+        """The answer to a Ping that is sent from now on."""
+        before = served.link.heartbeat
+        served.until(lambda: served.link.heartbeat is not before)
+        found = served.link.heartbeat
+        assert found is not None
+        return found
+
+    served.link.send(Rest(True))
+    served.link.send(Submit(10, [504, 3575, 282, 4649], 0, 12, 1, 0.8, ignore_eos=True))
+    beat()
+    first, second = beat(), beat()
+    assert (first.requests, second.requests) == (1, 1)
+    assert first.pass_seconds == second.pass_seconds
+    assert (10, 0) not in served.told
+    served.link.send(Rest(False))
+    served.until(lambda: (10, 0) in served.finished)
+    served.link.send(Close(10))
 
 
 def test_the_sidecar_takes_the_memory_that_is_announced_and_no_more(served: Connection) -> None:

@@ -34,6 +34,10 @@ class Cores:
     ratio: float = 2.0
     counts: tuple[int, int] = (1, 2)
 
+    @property
+    def has_all(self) -> bool:
+        return self.count == 2
+
     def use(self, *, everything: bool) -> int:
         self.count = 2 if everything else 1
         return self.count

@@ -124,6 +124,8 @@ def test_the_sidecar_has_no_cpus_during_a_pass_over_many_prompt_tokens(
     divided.observe(trees_of(Source.STEP), [[]] * REQUESTS, REQUESTS, PASS_S)
     divided.enter_prefill(tokens)
     assert sidecar.starved is starved
+    divided.enter_prefill(LONG - 1)
+    assert sidecar.starved is starved, "it takes the CPUs as they are"
     assert divided.enter(REQUESTS, RUNTIME) is ALL
     assert not sidecar.starved
 

@@ -36,6 +36,8 @@ def test_a_sidecar_whose_cpus_are_in_use_rests_until_they_are_not() -> None:
     assert link.rests == [True, False, True], "there is nothing to draft"
     enqueue(active, "b")
     active.poll()
+    assert link.rests == [True, False, True], "the next pass may need all CPUs"
+    active.sidecar.starve(False)
     assert link.rests == [True, False, True, False]
 
 

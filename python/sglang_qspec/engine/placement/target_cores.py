@@ -34,6 +34,11 @@ class TargetCores:
         """Number of CPUs without those of the sidecar, and of all CPUs."""
         return len(self._own), len(self._all)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether this process may run on all CPUs now."""
+        return self._cpus == self._all
+
     def use(self, *, everything: bool) -> int:
         """Move all threads of this process to all CPUs, or to those that the sidecar leaves.
 

@@ -70,8 +70,10 @@ class SidecarPool:
     ) -> None:
         given = (settings, sources, vocab_size, clock)
         self._demand = Demand.of(*given, of_head=opened.of_head, has_model=opened.has_model)
-        self._starved: bool | None = None
-        """Whether the target uses the CPUs of its own sidecar; None if it never does."""
+        self._starved = False
+        """Whether the target uses the CPUs of its own sidecar, which then may not answer."""
+        self._rests: bool | None = None
+        """Whether the sidecar is to rest; None if the target never uses its CPUs."""
         self._live = live
         self._sources = sources
         self._process = opened.process
@@ -143,9 +145,12 @@ class SidecarPool:
 
         After `POLL_BUDGET_S` it reads no further sidecar; the next call begins with that sidecar.
         """
-        if self._starved is not None:
-            # Without live requests the target's CPUs are idle.
-            self.starve(self._starved and bool(self._live))
+        if self._rests is not None:
+            if not self._live:
+                # The target's CPUs are idle, and the sidecar may answer. It rests on: what it began
+                # with the first request would last into the passes that need all CPUs.
+                self._starved, self._rests = False, True
+            self._tell()
         drafted: list[tuple[LiveRequest, Drafted]] = []
         count = len(self._clients)
         limit = max(FEWEST_MESSAGES, MESSAGES_PER_POLL // max(1, count))
@@ -159,15 +164,19 @@ class SidecarPool:
         return drafted
 
     def starve(self, starved: bool) -> None:
-        """Say whether the target uses the CPUs of its own sidecar.
+        """Say whether the target uses the CPUs of its own sidecar from the next pass on.
 
         The sidecar then rests, since it would hardly advance and slow the target down, and its
-        silence is no sign of a fault. It needs no passes of a server without live requests either.
+        silence is no sign of a fault.
         """
-        self._starved = starved
+        self._starved = self._rests = starved
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the links whether the sidecar is starved, and the sidecar whether to rest."""
         for client in self._clients:
-            client.link.starved = starved
-            client.rest(starved or not self._live)
+            client.link.starved = self._starved
+            client.rest(bool(self._rests))
 
     def catch_up(self) -> None:
         """Send pending messages. Connected sidecars take over the requests of lost ones."""

@@ -206,9 +206,10 @@ class CoreUse:
     def enter_prefill(self, tokens: int) -> None:
         """Take the CPUs for a pass over this number of prompt tokens, of new requests."""
         self._trials.arrive()
-        if self._cores is not None and self._shares and tokens >= LONG:
-            self._speculator.sidecar.starve(True)
-            self._cores.use(everything=True)
+        if self._cores is not None and self._shares:
+            everything = tokens >= LONG or self._cores.has_all
+            self._speculator.sidecar.starve(everything)
+            self._cores.use(everything=everything)
 
     def observe(
         self,
