@@ -72,20 +72,27 @@ def wait_for_sidecar(server: Server, seconds: float = LIMIT_SECONDS) -> None:
 def await_work(server: Server, warm_up: Callable[[], object]) -> None:
     """Warm up until the sidecar works: after a pause each side may think that the other is lost.
 
-    A pass over a prompt is work, too: where the target has all CPUs, a warm-up can end before the
-    sidecar drafts. A head whose drafts do not pay does nothing. Raises RuntimeError if another
-    sidecar does nothing for LIMIT_SECONDS.
+    A pass over a prompt is work, too: a warm-up can end before the sidecar drafts. It does nothing
+    where the server lets it rest, because the target uses its CPUs, nor does a head whose drafts do
+    not pay. Raises RuntimeError if another sidecar does nothing for LIMIT_SECONDS.
     """
     before, due = None, 0.0
     for state in states(server, LIMIT_SECONDS, "the sidecar has done nothing"):
         worked = state["sidecar_pass_seconds"]
         # A new sidecar counts from 0, so a smaller figure does not prove a pass.
-        if before is not None and (worked > before or head_rests(state)):
+        if before is not None and (worked > before or rests(state)):
             return
         if time.monotonic() >= due:
             before = worked if before is None else min(before, worked)
             warm_up()
             due = time.monotonic() + WORKING_SECONDS
+
+
+def rests(state: Mapping[str, Any]) -> bool:
+    """Whether the server makes no use of its sidecar, because it predicted or measured that."""
+    return head_rests(state) or any(
+        each["rests"] for each in state["sidecars"] if each["state"] == "ready"
+    )
 
 
 def head_rests(state: Mapping[str, Any]) -> bool:

@@ -59,6 +59,8 @@ class FakeServer:
         self.drafts = 10
         """Drafted tokens for each pass of the target."""
         self.processes: list[Any] = []
+        self.rests = False
+        """Whether it lets its sidecar rest."""
         self.of_head: dict[str, Any] = {}
         """What a server with a head reports besides."""
 
@@ -80,6 +82,7 @@ class FakeServer:
             "pipelines": {"halves": counts(self.passes), "queue": counts(0), "plain": counts(9)},
             "step_seconds": 0.02 * self.passes,
             "step_passes": self.passes,
+            "sidecars": [{"state": "ready", "rests": self.rests}],
             **self.of_head,
         }
         return {"internal_states": [{"qspec": state}]}
@@ -146,6 +149,14 @@ def test_a_head_whose_drafts_do_not_pay_is_not_awaited(paused: bool, use: str) -
         "draft_trials": [{"drafts": use}],
     }
     run(server)
+
+
+def test_a_sidecar_that_the_server_lets_rest_is_not_awaited() -> None:
+    server = FakeServer()
+    server.silent = 1 << 30
+    server.rests = True
+    run(server)
+    assert [path for path, _ in server.asked].count("/generate") == 2
 
 
 def test_a_setting_that_the_server_refuses_is_an_error() -> None:
