@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,28 @@ def test_a_sidecar_needs_the_target_of_its_head(folders: tuple[Path, Path]) -> N
     options = parser().parse_args([f"--model-path={folders[0]}", "--endpoint=ipc:///tmp/x"])
     with pytest.raises(ConfigError, match="so --target-path must be the folder of its target"):
         service._models(options, "cpu")
+
+
+def test_a_head_has_no_head_of_its_own(folders: tuple[Path, Path]) -> None:
+    head, target = map(str, folders)
+    given = [f"--model-path={head}", f"--target-path={target}", f"--draft-model-head={head}"]
+    options = parser().parse_args([*given, "--endpoint=ipc:///tmp/x"])
+    words = f"--draft-model-head is {head!r}, but --model-path is the head {head}: it must be a"
+    with pytest.raises(ConfigError, match=f"^{re.escape(words)} draft model$"):
+        service._models(options, "cpu")
+
+
+def test_only_a_hydra_head_on_a_cpu_drafts_for_a_draft_model(folders: tuple[Path, Path]) -> None:
+    head, target = map(str, folders)
+    given = [f"--model-path={target}", f"--draft-model-head={head}", "--endpoint=ipc:///tmp/x"]
+    options = parser().parse_args(given)
+    refused = {"cuda": "a draft model has a head on a CPU alone (--device cpu)"}
+    if read(folders[0]).kind is not HeadKind.HYDRA:
+        refused["cpu"] = "must be the folder of a Hydra head"
+    for device, words in refused.items():
+        words = f"--draft-model-head is {head!r}, but {words}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(words)}$"):
+            service._models(options, device)
 
 
 @pytest.mark.parametrize("together", [16, 1])
